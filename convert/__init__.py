@@ -1,0 +1,1 @@
+"""Turn raw text into MDS shards: sources -> encode -> pack -> parts -> shards -> card."""
