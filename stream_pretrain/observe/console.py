@@ -1,0 +1,284 @@
+"""What a person sees of a long job. In: counts. Out: a live line on a terminal, plain lines
+elsewhere, on stderr.
+
+stdout stays free for `--json`. rich is imported only where there is a terminal. Does not decide how
+often work is counted: `Progress.update` may be called per document.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal, TextIO
+
+from stream_pretrain.observe.jsonl import Event
+
+if TYPE_CHECKING:
+    from rich.progress import Progress as RichProgress
+    from rich.progress import TaskID
+
+Mode = Literal["auto", "terminal", "plain", "off"]
+
+_PLAIN_EVERY_SECONDS = 10.0
+_TERMINAL_EVERY_SECONDS = 0.1
+
+
+class Progress:
+    """A progress bar: `with Progress("encode", total=n, unit="documents") as bar: bar.advance(1,
+    tokens=512)`.
+
+    `done`/`total` drive the bar and the time left, in `unit`. Further counts (`documents`,
+    `tokens`) are shown as they are, and `tokens` (or what `rate_of` names) also per second. `total`
+    may be None or set later.
+    """
+
+    def __init__(
+        self,
+        title: str,
+        *,
+        total: float | None = None,
+        unit: str = "documents",
+        rate_of: str = "tokens",
+        mode: Mode = "auto",
+        stream: TextIO | None = None,
+        every_seconds: float = _PLAIN_EVERY_SECONDS,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.title = title
+        self.total = total
+        self.unit = unit
+        self.rate_of = rate_of
+        self.done: float = 0
+        self.counts: dict[str, float] = {}
+        self._line = StatusLine(mode=mode, stream=stream, every_seconds=every_seconds, clock=clock)
+        self._clock = clock
+        self._began = clock()
+        self._done_at_start: float = 0
+        self._counts_at_start: dict[str, float] = {}
+        self._closed = False
+
+    def start_from(self, done: float, **counts: float) -> None:
+        """Begin at work done earlier (a resume): it counts for the bar, not for the rates."""
+        self.done, self.counts = done, dict(counts)
+        self._done_at_start, self._counts_at_start = done, dict(counts)
+        self._began = self._clock()
+
+    def advance(self, done: float = 0, **counts: float) -> None:
+        """Add to what is done and to the counts."""
+        for name, value in counts.items():
+            self.counts[name] = self.counts.get(name, 0) + value
+        self.update(self.done + done)
+
+    def update(self, done: float, **counts: float) -> None:
+        """Set what is done and the counts given."""
+        self.done = done
+        self.counts.update(counts)
+        self._line.show(self.text, done=self.done, total=self.total)
+
+    def say(self, message: str) -> None:
+        """Print a line that stays, above the bar."""
+        self._line.say(message)
+
+    def text(self) -> str:
+        """The line as it reads now."""
+        parts = [self._amount()]
+        parts += [f"{count(v)} {name}" for name, v in self.counts.items() if name != self.unit]
+        seconds = max(self._clock() - self._began, 1e-9)
+        work = self.counts if self.rate_of != self.unit else {self.rate_of: self.done}
+        if self.rate_of in work:
+            rate = (work[self.rate_of] - self._counts_at_start.get(self.rate_of, 0)) / seconds
+            parts.append(f"{count(rate)} {self.rate_of}/s")
+        parts.append(self._time(seconds))
+        return f"{self.title}  " + "  ".join(parts)
+
+    def close(self) -> None:
+        """Show the last state for good."""
+        if not self._closed:
+            self._closed = True
+            self._line.show(self.text, done=self.done, total=self.total, force=True)
+            self._line.close()
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _amount(self) -> str:
+        shown = size if self.unit == "bytes" else count
+        suffix = "" if self.unit == "bytes" else f" {self.unit}"
+        if self.total is None:
+            return f"{shown(self.done)}{suffix}"
+        share = 100 * self.done / self.total if self.total else 100.0
+        return f"{shown(self.done)}/{shown(self.total)}{suffix} ({share:.0f} %)"
+
+    def _time(self, seconds: float) -> str:
+        worked = self.done - self._done_at_start
+        if self._closed or self.total is None or worked <= 0:
+            return f"{duration(seconds)} so far" if not self._closed else f"in {duration(seconds)}"
+        return f"{duration(seconds * max(0.0, self.total - self.done) / worked)} left"
+
+
+class StatusLine:
+    """One line that is rewritten on a terminal, or printed now and then elsewhere. `off` says
+    nothing at all.
+    """
+
+    def __init__(
+        self,
+        *,
+        mode: Mode = "auto",
+        stream: TextIO | None = None,
+        every_seconds: float = _PLAIN_EVERY_SECONDS,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._stream = sys.stderr if stream is None else stream
+        self.mode: Mode = resolve_mode(mode, self._stream)
+        self._every = _TERMINAL_EVERY_SECONDS if self.mode == "terminal" else every_seconds
+        self._clock = clock
+        self._shown_at: float | None = None
+        self._last_text = ""
+        self._live: tuple[RichProgress, TaskID] | None = None
+
+    def show(
+        self, text: Callable[[], str], *, done: float, total: float | None, force: bool = False
+    ) -> None:
+        """Show `text()` if it is time; `force` shows it in any case (once, if it is what stands
+        there).
+        """
+        now = self._clock()
+        if self.mode == "off" or not (force or self._is_due(now)):
+            return
+        self._shown_at = now
+        line = text()
+        if self.mode == "terminal":
+            self._show_live(line, done, total)
+        elif line != self._last_text:
+            print(line, file=self._stream, flush=True)
+        self._last_text = line
+
+    def say(self, message: str) -> None:
+        """Print a line that stays."""
+        if self.mode == "off":
+            return
+        if self._live is not None:
+            self._live[0].console.print(message, markup=False, highlight=False, soft_wrap=True)
+        else:
+            print(message, file=self._stream, flush=True)
+
+    def close(self) -> None:
+        """Leave the last state standing and give the terminal back."""
+        if self._live is not None:
+            self._live[0].stop()
+            self._live = None
+
+    def _is_due(self, now: float) -> bool:
+        return self._shown_at is None or now - self._shown_at >= self._every
+
+    def _show_live(self, line: str, done: float, total: float | None) -> None:
+        if self._live is None:
+            self._live = _open_live(self._stream)
+        bar, task = self._live
+        bar.update(task, completed=done, total=total, description=line)
+
+
+def resolve_mode(mode: Mode, stream: TextIO) -> Mode:
+    """`terminal` or `plain` for `auto`; the rest as it is."""
+    if mode != "auto":
+        return mode
+    if os.environ.get("TERM") == "dumb" or not stream.isatty():
+        return "plain"
+    return "terminal"
+
+
+def training_line(event: Event, *, total_steps: int | None, status: Mapping[str, Any]) -> str:
+    """The status line of one step event. `status`: save_share, seconds_left, skipped where
+    known.
+    """
+    of = "" if total_steps is None else f"/{total_steps:,}"
+    parts = [
+        f"step {event['step']:,}{of}",
+        f"loss {_number(event['loss'], '.4f')}",
+        f"lr {event['lr']:.2e}",
+        f"norm {_number(event['grad_norm'], '.3g')}",
+        f"{count(event['tokens_per_second'])} tok/s",
+    ]
+    if event.get("mfu") is not None:
+        parts.append(f"mfu {100 * event['mfu']:.1f} %")
+    parts.append(f"data {_percent(event['data_wait'])}")
+    if status.get("save_share") is not None:
+        parts.append(f"save {_percent(status['save_share'])}")
+    if status.get("skipped"):
+        parts.append(f"skipped {status['skipped']:,}")
+    if status.get("seconds_left") is not None:
+        parts.append(f"{duration(status['seconds_left'])} left")
+    return "  ".join(parts)
+
+
+def count(value: float) -> str:
+    """1234567 -> `1.23M`; whole numbers below ten thousand as they are."""
+    if abs(value) < 10_000:
+        return f"{value:,.0f}" if value == int(value) or abs(value) >= 100 else f"{value:.3g}"
+    for limit, unit in ((1e15, "P"), (1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= limit:
+            return f"{value / limit:.{_decimals(abs(value) / limit)}f}{unit}"
+    raise AssertionError("unreachable: every value of at least 10,000 has a unit")
+
+
+def size(value: float) -> str:
+    """Bytes in binary units: 67108864 -> `64.0 MiB`."""
+    for limit, unit in ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
+        if value >= limit:
+            return f"{value / limit:.{_decimals(value / limit)}f} {unit}"
+    return f"{value:,.0f} B"
+
+
+def duration(seconds: float) -> str:
+    """3725 -> `1 h 02 min`; 65 -> `1 min 05 s`; 2.5 -> `2.5 s`."""
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    if whole < 48 * 3600:
+        return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+    return f"{whole // 86400} d {whole % 86400 // 3600:02d} h"
+
+
+def _decimals(value: float) -> int:
+    return 2 if value < 9.995 else 1 if value < 99.95 else 0
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f} %"
+
+
+def _number(value: float | None, form: str) -> str:
+    return "nan" if value is None else format(value, form)
+
+
+def _open_live(stream: TextIO) -> tuple[RichProgress, TaskID]:
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
+
+    console = Console(file=stream, force_terminal=True)
+    bar = Progress(
+        SpinnerColumn(),
+        BarColumn(bar_width=20),
+        TextColumn("{task.description}", markup=False),
+        console=console,
+        refresh_per_second=8,
+    )
+    task = bar.add_task("", total=None)
+    bar.start()
+    return bar, task

@@ -1,0 +1,157 @@
+"""The lines of metrics.jsonl. In: numbers of one step, evaluation, save or stop. Out: event dicts.
+Does not write them.
+
+Every event has `event`, `step` and `time` (seconds since 1970, UTC). Losses are nats per token.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from stream_pretrain.observe.jsonl import Event
+
+EVENT_NAMES = ("start", "resume", "step", "evaluation", "save", "stop")
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepRecord:
+    """One optimizer step as the loop knows it right after queueing it.
+
+    `loss`, `grad_norm` and the values of `extra` may be device values (anything with `.tolist()` or
+    `.item()`, or a callable without arguments): they are read only when the step is written. The
+    loop must not change them in place afterwards. `tokens` counts targets since the run began;
+    `loss` is this step's own.
+    """
+
+    step: int
+    tokens: int
+    epoch: int
+    sample_in_epoch: int
+    loss: Any
+    lr: float
+    grad_norm: Any
+    digest: str
+    data_step: int | None = None
+    stream_tokens: Mapping[str, Any] | None = None
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+
+def start_event(*, step: int, time: float, **facts: Any) -> Event:
+    """A run's first start. `facts`: versions, hardware, topology, fingerprints, limits: whatever
+    explains the run.
+    """
+    return {"event": "start", "step": step, "time": time, **facts}
+
+
+def resume_event(*, step: int, time: float, **facts: Any) -> Event:
+    """A further start, from the checkpoint of `step`."""
+    return {"event": "resume", "step": step, "time": time, **facts}
+
+
+def step_event(record: StepRecord, *, time: float, rates: Mapping[str, Any]) -> Event:
+    """One step, device values read here. `rates`: tokens_per_second, data_wait and others of its
+    interval.
+    """
+    event: Event = {
+        "event": "step",
+        "step": record.step,
+        "time": time,
+        "tokens": record.tokens,
+        "epoch": record.epoch,
+        "sample_in_epoch": record.sample_in_epoch,
+        "loss": read_value(record.loss),
+        "lr": record.lr,
+        "grad_norm": read_value(record.grad_norm),
+        **rates,
+        "digest": record.digest,
+    }
+    if record.data_step is not None:
+        event["data_step"] = record.data_step
+    if record.stream_tokens is not None:
+        event["stream_tokens"] = read_value(record.stream_tokens)
+    for name, value in record.extra.items():
+        event[name] = read_value(value)
+    return event
+
+
+def evaluation_events(
+    *, step: int, time: float, sets: Mapping[str, Mapping[str, Any]], seconds: float | None = None
+) -> list[Event]:
+    """One event per validation set, in order: `set` names it; `loss`, `perplexity`, `bits_per_byte`
+    and what else is given.
+
+    `perplexity` is filled in from `loss` where it is missing. `seconds` of the whole are spread
+    evenly.
+    """
+    spent = {} if seconds is None else {"seconds": seconds / max(1, len(sets))}
+    return [
+        {
+            "event": "evaluation",
+            "step": step,
+            "time": time,
+            "set": name,
+            **_with_perplexity(values),
+            **spent,
+        }
+        for name, values in sets.items()
+    ]
+
+
+def save_event(*, step: int, time: float, seconds: float, **facts: Any) -> Event:
+    """A save. `seconds`: how long training stood still for it."""
+    return {"event": "save", "step": step, "time": time, "seconds": seconds, **facts}
+
+
+def stop_event(*, step: int, time: float, reason: str, **facts: Any) -> Event:
+    """The end of one process's part in a run."""
+    return {"event": "stop", "step": step, "time": time, "reason": reason, **facts}
+
+
+def read_value(value: Any) -> Any:
+    """The plain value of a number, a device value, a callable, or a mapping or list of such."""
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, Mapping):
+        return {key: read_value(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [read_value(item) for item in value]
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    if hasattr(value, "item"):
+        return value.item()
+    if callable(value):
+        return read_value(value())
+    raise TypeError(f"must be a number, a device value or a callable, got {type(value).__name__}")
+
+
+def scalars(event: Event) -> dict[str, float]:
+    """An event's numbers under the names that logger sinks use (`train/loss`,
+    `validation/web/loss`).
+    """
+    if event["event"] == "step":
+        return dict(_flat("train", {k: v for k, v in event.items() if k not in _NOT_LOGGED}))
+    if event["event"] == "evaluation":
+        values = {k: v for k, v in event.items() if k not in _NOT_LOGGED}
+        return dict(_flat(f"validation/{event['set']}", values))
+    return {}
+
+
+_NOT_LOGGED = ("event", "step", "time", "digest", "set")
+
+
+def _flat(prefix: str, value: Any) -> list[tuple[str, float]]:
+    if isinstance(value, Mapping):
+        return [pair for key, item in value.items() for pair in _flat(f"{prefix}/{key}", item)]
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        return [(prefix, float(value))]
+    return []
+
+
+def _with_perplexity(values: Mapping[str, Any]) -> dict[str, Any]:
+    result = {key: read_value(value) for key, value in values.items()}
+    if "loss" in result and "perplexity" not in result:
+        result["perplexity"] = math.exp(result["loss"]) if result["loss"] < 700 else math.inf
+    return result

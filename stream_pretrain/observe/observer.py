@@ -1,0 +1,249 @@
+"""A run's voice: steps, evaluations, saves -> metrics.jsonl, console, logger sinks. Does not make
+the host wait.
+
+In: `StepRecord`s whose numbers may still be on the device. They are kept until `log_due(step)`,
+`flush`, an evaluation or the end, then read together and written in order, so that every step has
+its line and the device is waited for once per logging interval. Out: the events written, for those
+who decide by them (spikes, skips).
+
+On ranks other than the leader give neither metrics, sinks nor console: the same values are read and
+returned.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any, Protocol
+
+from stream_pretrain.observe import events
+from stream_pretrain.observe.console import StatusLine, training_line
+from stream_pretrain.observe.events import StepRecord
+from stream_pretrain.observe.jsonl import Event, MetricsFile
+from stream_pretrain.observe.throughput import Activity, Meter, Rates
+
+EMPTY = -1  # cut_after(EMPTY) leaves nothing: steps count from 0
+
+
+class Sink(Protocol):
+    """Another place for the numbers, such as TensorBoard. Called with ascending steps, each once
+    between two cuts.
+    """
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        """Keep the numbers of one step."""
+
+    def cut_after(self, step: int) -> None:
+        """A run goes on from `step`: forget what lies beyond. Called before the first `log`; EMPTY:
+        all.
+        """
+
+    def flush(self) -> None:
+        """Bring what was logged to where it survives a kill."""
+
+    def close(self) -> None:
+        """Flush and let go."""
+
+
+class Observer:
+    """Composes the metrics file, the console, the meter and the sinks of one process."""
+
+    def __init__(
+        self,
+        *,
+        meter: Meter,
+        log_due: Callable[[int], bool],
+        metrics: MetricsFile | None = None,
+        console: StatusLine | None = None,
+        sinks: Sequence[Sink] = (),
+        total_steps: int | None = None,
+        total_tokens: int | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.meter = meter
+        self._log_due = log_due
+        self._metrics = metrics
+        self._console = console
+        self._sinks = tuple(sinks)
+        self._total_steps = total_steps
+        self._total_tokens = total_tokens
+        self._clock = clock
+        self._waiting: list[tuple[float, StepRecord]] = []
+        self._row: tuple[int, dict[str, float]] | None = None
+        self._last_tokens: int | None = None
+        self._lock = threading.RLock()
+
+    def start(self, *, step: int, tokens: int, resumed: bool, **facts: Any) -> None:
+        """The process begins at `step` with `tokens` behind it. What a killed process wrote beyond
+        `step` is removed.
+        """
+        keep = step if resumed else EMPTY
+        with self._lock:
+            if self._metrics is not None:
+                self._metrics.cut_after(keep)
+            for sink in self._sinks:
+                sink.cut_after(keep)
+            make = events.resume_event if resumed else events.start_event
+            self._write(make(step=step, time=self._clock(), **facts))
+            self._last_tokens = tokens
+            self.meter.begin()
+
+    def during(self, activity: Activity) -> AbstractContextManager[None]:
+        """`with observer.during("data"):` counts the enclosed time as a wait for data, a save or an
+        evaluation.
+        """
+        return self.meter.during(activity)
+
+    def step(self, record: StepRecord) -> list[Event]:
+        """One step was queued. Returns the events read by this call: none, or those of the whole
+        interval.
+        """
+        with self._lock:
+            self._waiting.append((self._clock(), record))
+            self.meter.advance(record.tokens - (self._last_tokens or 0))
+            self._last_tokens = record.tokens
+            return self.flush() if self._log_due(record.step) else []
+
+    def flush(self) -> list[Event]:
+        """Read and write the steps kept so far. Call it in the loop's thread before a save
+        begins.
+        """
+        with self._lock:
+            if not self._waiting:
+                return []
+            waiting, self._waiting = self._waiting, []
+            read = [events.step_event(record, time=at, rates={}) for at, record in waiting]
+            rates = self.meter.interval()  # after the reads: the device has done these steps
+            written = [_with_rates(event, rates) for event in read]
+            for event in written:
+                self._write(event)
+            self._show(written[-1], rates)
+            return written
+
+    def evaluation(
+        self, *, step: int, sets: Mapping[str, Mapping[str, Any]], seconds: float | None = None
+    ) -> list[Event]:
+        """Losses per validation set. Returns the steps that had to be written first."""
+        with self._lock:
+            flushed = self.flush()
+            for event in events.evaluation_events(
+                step=step, time=self._clock(), sets=sets, seconds=seconds
+            ):
+                self._write(event)
+                self._say(_evaluation_line(event))
+            return flushed
+
+    def save(self, *, step: int, seconds: float, **facts: Any) -> list[Event]:
+        """A save was made, for which training stood still `seconds`. Returns the steps that had to
+        be written first.
+        """
+        with self._lock:
+            flushed = self.flush()
+            self._write(events.save_event(step=step, time=self._clock(), seconds=seconds, **facts))
+            return flushed
+
+    def say(self, message: str) -> None:
+        """Tell the person something, on a line of its own."""
+        with self._lock:
+            self._say(message)
+
+    def sync(self, publish: Callable[[Path], None] | None = None) -> None:
+        """What was written is on the disk when this returns; then a copy of it is handed to
+        `publish` (an upload).
+
+        Safe from the thread that writes a checkpoint, before its receipt: it reads no device
+        values.
+        """
+        with self._lock:
+            self._send_row()
+            for sink in self._sinks:
+                sink.flush()
+            if self._metrics is None:
+                return
+            self._metrics.sync()
+        if publish is not None:
+            copy = self._metrics.path.with_name(self._metrics.path.name + ".upload")
+            self._metrics.snapshot(copy)
+            try:
+                publish(copy)
+            finally:
+                copy.unlink(missing_ok=True)
+
+    def stop(self, *, step: int, reason: str, **facts: Any) -> list[Event]:
+        """The process ends, for `reason`. Everything is written and synced; returns the steps
+        written.
+        """
+        with self._lock:
+            flushed = self.flush()
+            self._write(events.stop_event(step=step, time=self._clock(), reason=reason, **facts))
+            self.sync()
+            return flushed
+
+    def close(self) -> None:
+        """Let go of files, sinks and the terminal. Steps that were never flushed are lost, as at a
+        kill.
+        """
+        with self._lock:
+            self._send_row()
+            for sink in self._sinks:
+                sink.close()
+            if self._metrics is not None:
+                self._metrics.close()
+            if self._console is not None:
+                self._console.close()
+
+    def _write(self, event: Event) -> None:
+        if self._metrics is not None:
+            self._metrics.append(event)
+        values = events.scalars(event) if self._sinks else {}
+        if not values:
+            return
+        step = event["step"]
+        if self._row is not None and self._row[0] == step:
+            self._row[1].update(values)
+            return
+        self._send_row()
+        self._row = (step, values)
+
+    def _send_row(self) -> None:
+        """A step's row waits for its evaluation, so that sinks get each step once."""
+        if self._row is not None:
+            step, values = self._row
+            self._row = None
+            for sink in self._sinks:
+                sink.log(step, values)
+
+    def _show(self, event: Event, rates: Rates) -> None:
+        if self._console is None:
+            return
+        left = None if self._total_tokens is None else self._total_tokens - event["tokens"]
+        status = {
+            "save_share": rates.save_share,
+            "seconds_left": self.meter.seconds_left(left),
+            "skipped": event.get("skipped"),
+        }
+        self._console.show(
+            lambda: training_line(event, total_steps=self._total_steps, status=status),
+            done=event["step"],
+            total=self._total_steps,
+            force=event["step"] == self._total_steps,
+        )
+
+    def _say(self, message: str) -> None:
+        if self._console is not None:
+            self._console.say(message)
+
+
+def _with_rates(event: Event, rates: Rates) -> Event:
+    digest = event.pop("digest")
+    return {**event, **rates.per_step(), "digest": digest}
+
+
+def _evaluation_line(event: Event) -> str:
+    numbers = [f"loss {event['loss']:.4f}", f"perplexity {event['perplexity']:.4g}"]
+    if event.get("bits_per_byte") is not None:
+        numbers.append(f"bits/byte {event['bits_per_byte']:.4f}")
+    return f"evaluation at step {event['step']:,}: {event['set']}  " + "  ".join(numbers)

@@ -1,0 +1,150 @@
+"""How fast, and where the time went. In: tokens and spans of time, from a clock. Out: Rates. Does
+not print.
+
+An interval lies between two calls of `Meter.interval`. The host runs ahead of the device, so an
+interval is true only if the device's values were read right before it is closed (the observer
+does).
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal
+
+Activity = Literal["data", "save", "evaluation"]
+
+_HISTORY_INTERVALS = 32
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rates:
+    """One interval. Training time is the interval without its saves and evaluations.
+
+    `tokens_per_second` and `data_wait` are relative to training time, `save_share` and
+    `evaluation_share` to the whole.
+    """
+
+    seconds: float
+    training_seconds: float
+    steps: int
+    tokens: int
+    tokens_per_second: float
+    data_wait: float
+    save_share: float
+    evaluation_share: float
+    mfu: float | None
+
+    def per_step(self) -> dict[str, Any]:
+        """The fields of a step event; `seconds` is each step's part of the training time."""
+        fields: dict[str, Any] = {
+            "tokens_per_second": self.tokens_per_second,
+            "data_wait": self.data_wait,
+            "seconds": self.training_seconds / self.steps if self.steps else 0.0,
+        }
+        return fields if self.mfu is None else {**fields, "mfu": self.mfu}
+
+
+class Meter:
+    """Counts tokens and time on one process.
+
+    `flops_per_token`: forward and backward, by the model; `peak_flops`: of all devices of the job
+    together. MFU is their ratio at the measured speed (PaLM, arXiv 2204.02311, appendix B), None
+    unless both are known.
+    """
+
+    def __init__(
+        self,
+        *,
+        flops_per_token: float | None = None,
+        peak_flops: float | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._flops_per_token = flops_per_token
+        self._peak_flops = peak_flops
+        self._clock = clock
+        self._spent: dict[str, float] = {"data": 0.0, "save": 0.0, "evaluation": 0.0}
+        self._totals: dict[str, float] = {"data": 0.0, "save": 0.0, "evaluation": 0.0}
+        self._history: deque[tuple[float, int]] = deque(maxlen=_HISTORY_INTERVALS)
+        self._steps = 0
+        self._tokens = 0
+        self._since = clock()
+
+    def begin(self) -> None:
+        """Forget what was measured so far and start an interval now (after loading, before the
+        first step).
+        """
+        self._spent = dict.fromkeys(self._spent, 0.0)
+        self._history.clear()
+        self._steps = self._tokens = 0
+        self._since = self._clock()
+
+    @contextmanager
+    def during(self, activity: Activity) -> Iterator[None]:
+        """Count the enclosed time as waiting for data, as a save or as an evaluation."""
+        began = self._clock()
+        try:
+            yield
+        finally:
+            self.add(activity, self._clock() - began)
+
+    def add(self, activity: Activity, seconds: float) -> None:
+        """Count `seconds` that were measured elsewhere."""
+        self._spent[activity] += seconds
+        self._totals[activity] += seconds
+
+    def advance(self, tokens: int) -> None:
+        """One more step was queued, on `tokens` targets."""
+        self._steps += 1
+        self._tokens += tokens
+
+    def interval(self) -> Rates:
+        """Close the interval and start the next."""
+        now = self._clock()
+        seconds = max(now - self._since, 1e-9)
+        aside = self._spent["save"] + self._spent["evaluation"]
+        training = max(seconds - aside, 1e-9)
+        speed = self._tokens / training
+        rates = Rates(
+            seconds=seconds,
+            training_seconds=training,
+            steps=self._steps,
+            tokens=self._tokens,
+            tokens_per_second=speed,
+            data_wait=min(1.0, self._spent["data"] / training),
+            save_share=min(1.0, self._spent["save"] / seconds),
+            evaluation_share=min(1.0, self._spent["evaluation"] / seconds),
+            mfu=self._mfu(speed),
+        )
+        if self._steps:
+            self._history.append((seconds, self._tokens))
+        self._spent = dict.fromkeys(self._spent, 0.0)
+        self._steps = self._tokens = 0
+        self._since = now
+        return rates
+
+    def total(self, activity: Activity) -> float:
+        """Seconds spent on an activity since this object was made."""
+        return self._totals[activity]
+
+    def seconds_left(self, tokens_left: int | None) -> float | None:
+        """Expected time for `tokens_left`, saves and evaluations included, from the latest
+        intervals.
+
+        The first interval (compilation, cold caches) counts only while it is the only one.
+        """
+        if tokens_left is None or not self._history:
+            return None
+        recent = list(self._history)
+        if len(recent) > 1 and len(recent) < _HISTORY_INTERVALS:
+            recent = recent[1:]
+        tokens = sum(count for _, count in recent)
+        return None if tokens == 0 else max(0, tokens_left) * sum(s for s, _ in recent) / tokens
+
+    def _mfu(self, tokens_per_second: float) -> float | None:
+        if not self._flops_per_token or not self._peak_flops:
+            return None
+        return tokens_per_second * self._flops_per_token / self._peak_flops
