@@ -269,12 +269,11 @@ def _number(value: float | None, form: str) -> str:
 
 def _open_live(stream: TextIO) -> tuple[RichProgress, TaskID]:
     from rich.console import Console
-    from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
+    from rich.progress import BarColumn, Progress, TextColumn
 
     console = Console(file=stream, force_terminal=True)
     bar = Progress(
-        SpinnerColumn(),
-        BarColumn(bar_width=20),
+        BarColumn(bar_width=12),
         TextColumn("{task.description}", markup=False),
         console=console,
         refresh_per_second=8,

@@ -14,8 +14,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -48,6 +49,15 @@ class Sink(Protocol):
         """Flush and let go."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Goal:
+    """Where the run ends, for the time left: the first of these that is reached."""
+
+    steps: int | None = None
+    tokens: int | None = None
+    deadline_left: Callable[[], float] | None = None
+
+
 class Observer:
     """Composes the metrics file, the console, the meter and the sinks of one process."""
 
@@ -59,8 +69,7 @@ class Observer:
         metrics: MetricsFile | None = None,
         console: StatusLine | None = None,
         sinks: Sequence[Sink] = (),
-        total_steps: int | None = None,
-        total_tokens: int | None = None,
+        goal: Goal | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self.meter = meter
@@ -68,10 +77,10 @@ class Observer:
         self._metrics = metrics
         self._console = console
         self._sinks = tuple(sinks)
-        self._total_steps = total_steps
-        self._total_tokens = total_tokens
+        self._goal = goal or Goal()
         self._clock = clock
         self._waiting: list[tuple[float, StepRecord]] = []
+        self._unseen: list[Event] = []
         self._row: tuple[int, dict[str, float]] | None = None
         self._last_tokens: int | None = None
         self._lock = threading.RLock()
@@ -91,59 +100,62 @@ class Observer:
             self._last_tokens = tokens
             self.meter.begin()
 
-    def during(self, activity: Activity) -> AbstractContextManager[None]:
+    @contextmanager
+    def during(self, activity: Activity) -> Iterator[None]:
         """`with observer.during("data"):` counts the enclosed time as a wait for data, a save or an
-        evaluation.
+        evaluation. The latter two flush first, so that work still queued is not counted as theirs.
         """
-        return self.meter.during(activity)
+        if activity != "data":
+            self.flush()
+        with self.meter.during(activity):
+            yield
 
     def step(self, record: StepRecord) -> list[Event]:
-        """One step was queued. Returns the events read by this call: none, or those of the whole
-        interval.
+        """One step was queued. Returns the step events read since the last call: mostly none.
+
+        Where a save must not happen after a bad loss, `log_due` must hold for the steps that save.
         """
         with self._lock:
             self._waiting.append((self._clock(), record))
             self.meter.advance(record.tokens - (self._last_tokens or 0))
             self._last_tokens = record.tokens
-            return self.flush() if self._log_due(record.step) else []
+            if self._log_due(record.step):
+                self.flush()
+            return self._take_unseen()
 
-    def flush(self) -> list[Event]:
+    def flush(self) -> None:
         """Read and write the steps kept so far. Call it in the loop's thread before a save
         begins.
         """
         with self._lock:
             if not self._waiting:
-                return []
+                return
             waiting, self._waiting = self._waiting, []
             read = [events.step_event(record, time=at, rates={}) for at, record in waiting]
             rates = self.meter.interval()  # after the reads: the device has done these steps
             written = [_with_rates(event, rates) for event in read]
             for event in written:
                 self._write(event)
+            self._unseen += written
             self._show(written[-1], rates)
-            return written
 
     def evaluation(
         self, *, step: int, sets: Mapping[str, Mapping[str, Any]], seconds: float | None = None
-    ) -> list[Event]:
-        """Losses per validation set. Returns the steps that had to be written first."""
+    ) -> None:
+        """Losses per validation set, one event each."""
         with self._lock:
-            flushed = self.flush()
+            self.flush()
             for event in events.evaluation_events(
                 step=step, time=self._clock(), sets=sets, seconds=seconds
             ):
                 self._write(event)
                 self._say(_evaluation_line(event))
-            return flushed
 
-    def save(self, *, step: int, seconds: float, **facts: Any) -> list[Event]:
-        """A save was made, for which training stood still `seconds`. Returns the steps that had to
-        be written first.
-        """
+    def save(self, *, step: int, seconds: float, **facts: Any) -> None:
+        """A save was made, for which training stood still `seconds`."""
         with self._lock:
-            flushed = self.flush()
+            self.flush()
             self._write(events.save_event(step=step, time=self._clock(), seconds=seconds, **facts))
-            return flushed
 
     def say(self, message: str) -> None:
         """Tell the person something, on a line of its own."""
@@ -173,14 +185,12 @@ class Observer:
                 copy.unlink(missing_ok=True)
 
     def stop(self, *, step: int, reason: str, **facts: Any) -> list[Event]:
-        """The process ends, for `reason`. Everything is written and synced; returns the steps
-        written.
-        """
+        """The process ends, for `reason`; all is written and synced. Returns as `step` does."""
         with self._lock:
-            flushed = self.flush()
+            self.flush()
             self._write(events.stop_event(step=step, time=self._clock(), reason=reason, **facts))
             self.sync()
-            return flushed
+            return self._take_unseen()
 
     def close(self) -> None:
         """Let go of files, sinks and the terminal. Steps that were never flushed are lost, as at a
@@ -194,6 +204,10 @@ class Observer:
                 self._metrics.close()
             if self._console is not None:
                 self._console.close()
+
+    def _take_unseen(self) -> list[Event]:
+        unseen, self._unseen = self._unseen, []
+        return unseen
 
     def _write(self, event: Event) -> None:
         if self._metrics is not None:
@@ -219,18 +233,24 @@ class Observer:
     def _show(self, event: Event, rates: Rates) -> None:
         if self._console is None:
             return
-        left = None if self._total_tokens is None else self._total_tokens - event["tokens"]
         status = {
             "save_share": rates.save_share,
-            "seconds_left": self.meter.seconds_left(left),
+            "seconds_left": self._seconds_left(event["tokens"]),
             "skipped": event.get("skipped"),
         }
         self._console.show(
-            lambda: training_line(event, total_steps=self._total_steps, status=status),
+            lambda: training_line(event, total_steps=self._goal.steps, status=status),
             done=event["step"],
-            total=self._total_steps,
-            force=event["step"] == self._total_steps,
+            total=self._goal.steps,
+            force=event["step"] == self._goal.steps,
         )
+
+    def _seconds_left(self, tokens: int) -> float | None:
+        goal = self._goal
+        by_tokens = self.meter.seconds_left(None if goal.tokens is None else goal.tokens - tokens)
+        by_time = None if goal.deadline_left is None else max(0.0, goal.deadline_left())
+        known = [seconds for seconds in (by_tokens, by_time) if seconds is not None]
+        return min(known, default=None)
 
     def _say(self, message: str) -> None:
         if self._console is not None:
