@@ -1,0 +1,260 @@
+"""`ModelConfig` -> a LitGPT network ready to train. In: the config, a seed. Out: `PretrainGPT`,
+`ModelFacts`. No training.
+
+`PretrainGPT` is LitGPT's `GPT` (same submodules, same state-dict keys) whose `forward` also takes
+targets and then returns sums of losses, so that DDP and FSDP2, which hook `forward`, see the whole
+of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import yaml  # type: ignore[import-untyped]
+from litgpt.config import Config  # type: ignore[import-untyped]
+from litgpt.model import (  # type: ignore[import-untyped]
+    GPT,
+    CausalSelfAttention,
+    MultiheadLatentAttention,
+    do_softcapping,
+)
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from stream_pretrain.model.architecture import architecture
+from stream_pretrain.model.flops import flops_per_token
+from stream_pretrain.model.initialise import initialise
+from stream_pretrain.model.loss import LossSums, loss_sums
+from stream_pretrain.model.mask import (
+    AttentionMask,
+    attend,
+    attention_mask,
+    documents_of,
+    positions_of,
+)
+from stream_pretrain.schema import ModelFacts
+
+
+@dataclass(frozen=True, kw_only=True)
+class ForwardSettings:
+    """How a forward pass is computed. None of it is part of the weights.
+
+    `loss_chunk`: positions whose logits exist at once (0: all). `z_weight`: of the z-loss.
+    `document_eos_id`: keep documents apart, opened by this id (None: do not). `recompute_blocks`:
+    activation checkpointing by block.
+    """
+
+    loss_chunk: int = 0
+    z_weight: float = 0.0
+    document_eos_id: int | None = None
+    recompute_blocks: bool = False
+
+
+class _MaskedScores:
+    """Attention whose mask may also be a bool tensor or a `BlockMask`; one method of LitGPT's
+    classes, replaced."""
+
+    config: Any
+    mscale: float
+
+    def scaled_dot_product_attention(
+        self, q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask = None
+    ) -> Tensor:
+        config = self.config
+        width = config.head_size if config.latent_attention is None else config.qk_head_dim
+        scale = (config.attention_scores_scalar or width) ** -0.5 * self.mscale**2
+        out = attend(q, k, v, mask, scale=scale, softcap=config.attention_logit_softcapping)
+        return out.transpose(1, 2)
+
+
+class _Attention(_MaskedScores, CausalSelfAttention):  # type: ignore[misc]
+    def __init__(self, config: Any, block_idx: int) -> None:
+        super().__init__(config, block_idx)
+        # LitGPT would rebuild the window's mask in a Python loop over T in every layer, dropping
+        # any other mask.
+        sliding: Any = self
+        self.slides = bool(sliding.apply_sliding_window_attention)
+        sliding.apply_sliding_window_attention = False
+
+
+class _LatentAttention(_MaskedScores, MultiheadLatentAttention):  # type: ignore[misc]
+    slides = False
+
+
+class PretrainGPT(GPT):  # type: ignore[misc]
+    """LitGPT's network with a loss. `model(ids)` -> logits [B, T, V]; `model(ids, targets)` ->
+    `LossSums`."""
+
+    def __init__(self, config: Any, settings: ForwardSettings | None = None) -> None:
+        super().__init__(config)
+        self.settings = settings or ForwardSettings()
+        attention = _Attention if config.latent_attention is None else _LatentAttention
+        for index, block in enumerate(self.transformer.h):
+            block.attn = attention(config, index)
+
+    def forward(self, ids_BT: Tensor, targets_BT: Tensor | None = None) -> Tensor | LossSums:
+        hidden_BTD = self.hidden(ids_BT)
+        if targets_BT is None:
+            return self.logits(hidden_BTD)
+        return loss_sums(
+            hidden_BTD,
+            self.logits,
+            targets_BT,
+            chunk=self.settings.loss_chunk,
+            z_weight=self.settings.z_weight,
+        )
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """The head with the architecture's cap, if it has one."""
+        logits: Tensor = self.lm_head(hidden)
+        cap = self.config.final_logit_softcapping
+        return logits if cap is None else do_softcapping(logits, cap)
+
+    def hidden(self, ids_BT: Tensor) -> Tensor:
+        """Everything before the head: [B, T, D]."""
+        config = self.config
+        cos, sin, mask, window_mask = self._geometry(ids_BT)
+        x = self.transformer.wte(ids_BT)
+        if config.scale_embeddings:
+            x = x * torch.tensor(config.n_embd**0.5, dtype=x.dtype)
+        recompute = self.settings.recompute_blocks and torch.is_grad_enabled()
+        for index, block in enumerate(self.transformer.h):
+            kind = slice(None) if config.rope_indices is None else config.rope_indices[index]
+            rope = (cos[..., kind], sin[..., kind])
+            arguments = (x, *rope, window_mask if block.attn.slides else mask)
+            if recompute:
+                x = checkpoint(block, *arguments, use_reentrant=False, preserve_rng_state=False)
+            else:
+                x = block(*arguments)
+        hidden: Tensor = self.transformer.ln_f(x)
+        return hidden
+
+    def _geometry(self, ids_BT: Tensor) -> tuple[Tensor, Tensor, AttentionMask, AttentionMask]:
+        """Rotary tables for these tokens, the mask of a full layer, and the mask of a sliding
+        one."""
+        length = ids_BT.size(1)
+        if length > self.max_seq_length:
+            raise ValueError(f"ids must have at most {self.max_seq_length} positions, got {length}")
+        eos_id = self.settings.document_eos_id
+        documents_BT = None if eos_id is None else documents_of(ids_BT, eos_id)
+        if documents_BT is None:
+            cos, sin = self.cos[None, :length], self.sin[None, :length]
+        else:
+            positions_BT = positions_of(documents_BT)
+            cos, sin = self.cos[positions_BT], self.sin[positions_BT]
+        mask = attention_mask(length=length, device=ids_BT.device, documents_BT=documents_BT)
+        window = self.config.sliding_window_size
+        if window is None:
+            return cos, sin, mask, mask
+        window_mask = attention_mask(
+            length=length, device=ids_BT.device, documents_BT=documents_BT, window=window
+        )
+        return cos, sin, mask, window_mask
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        """`.to(bfloat16)` must not round the rotary tables: 8 bits of mantissa cannot tell
+        positions apart."""
+        super()._apply(fn, recurse)
+        if self.cos.dtype != torch.float32:
+            self.reset_parameters()
+        return self
+
+
+def build_model(
+    model: Any,
+    *,
+    seed: int,
+    seq_len: int | None = None,
+    settings: ForwardSettings | None = None,
+    device: torch.device | str = "cpu",
+) -> PretrainGPT:
+    """The network with its first weights, or, on the meta device, without: then call `materialise`
+    where it lives.
+
+    `model` is a `ModelConfig`. `seq_len` bounds the rotary tables (default: the architecture's
+    block size).
+    """
+    config = Config(**architecture(model.name, model.config))
+    with torch.device("meta"):
+        network = PretrainGPT(config, settings)
+        if seq_len is not None:
+            network.max_seq_length = seq_len
+    if model.tie_embeddings:
+        tie_embeddings(network)
+    if torch.device(device).type == "meta":
+        return network
+    network.to_empty(device=device)
+    materialise(network, seed=seed, tied=bool(model.tie_embeddings))
+    return network
+
+
+def materialise(network: PretrainGPT, *, seed: int, tied: bool) -> None:
+    """Give a network whose storage exists (`to_empty`, or Fabric's setup of a meta model) its first
+    weights.
+
+    `to_empty` unties tied parameters, so they are tied again here.
+    """
+    network.cos, network.sin = network.rope_cache(device=network.lm_head.weight.device)
+    if tied:
+        tie_embeddings(network)
+    initialise(network, seed=seed, width=network.config.n_embd, layers=network.config.n_layer)
+
+
+def tie_embeddings(network: PretrainGPT) -> None:
+    """Make the token embedding the head's weight: one parameter. The head comes first in
+    `named_parameters`."""
+    network.transformer.wte.weight = network.lm_head.weight
+
+
+def is_tied(network: nn.Module) -> bool:
+    """True where embedding and head are one parameter."""
+    head: Any = network.get_submodule("lm_head")
+    embedding: Any = network.get_submodule("transformer.wte")
+    return head.weight is embedding.weight
+
+
+def model_facts(model: Any, *, seq_len: int | None = None) -> ModelFacts:
+    """Sizes of the network that `build_model` would make; no memory for weights is taken."""
+    network = build_model(model, seed=0, seq_len=seq_len, device="meta")
+    config = network.config
+    parameters = sum(p.numel() for p in network.parameters())
+    embeddings = network.transformer.wte.weight.numel()
+    head = network.lm_head.weight.numel()
+    active = sum(_active_parameters(network).values())
+    return ModelFacts(
+        name=config.name or "custom",
+        vocab_size=config.vocab_size,
+        padded_vocab_size=config.padded_vocab_size,
+        block_size=config.block_size,
+        parameters=parameters,
+        parameters_without_embeddings=parameters - embeddings - (0 if is_tied(network) else head),
+        layers=config.n_layer,
+        flops_per_token=flops_per_token(
+            config, active_matrix_parameters=active, seq_len=seq_len or config.block_size
+        ),
+    )
+
+
+def _active_parameters(network: PretrainGPT) -> Mapping[str, float]:
+    """Matrix weights that one token meets, by name: no embedding lookup, and of the experts its own
+    few."""
+    config = network.config
+    share = config.n_expert_per_token / config.n_expert if config.n_expert else 1.0
+    counts = {"lm_head.weight": float(network.lm_head.weight.numel())}
+    for name, parameter in network.transformer.h.named_parameters():
+        if parameter.ndim == 2:
+            counts[name] = parameter.numel() * (share if ".experts." in name else 1.0)
+    return counts
+
+
+def model_config_yaml(network: PretrainGPT) -> str:
+    """The text of LitGPT's `model_config.yaml` for this network."""
+    fields = architecture(None, {key: getattr(network.config, key) for key in _field_names()})
+    return str(yaml.safe_dump(fields, sort_keys=True))
+
+
+def _field_names() -> list[str]:
+    return list(Config.__dataclass_fields__)
