@@ -1,0 +1,79 @@
+"""An object as a file that reads on after broken connections. In:
+
+a function that gives chunks from an offset. Out: bytes.
+
+The object must not change meanwhile: its size is fixed at the opening. Does not seek.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+from stream_pretrain.errors import StorageError
+from stream_pretrain.storage.retry import RetryPolicy, retried
+
+if TYPE_CHECKING:
+    from _typeshed import WriteableBuffer
+
+    from stream_pretrain.storage.store import ObjectInfo
+
+
+class ResumingReader(io.RawIOBase):
+    """Bytes of one object from front to back."""
+
+    def __init__(
+        self,
+        chunks: Callable[..., Iterator[bytes]],
+        key: str,
+        info: ObjectInfo,
+        *,
+        place: str,
+        policy: RetryPolicy,
+    ) -> None:
+        self._chunks = chunks
+        self._key = key
+        self._size = info.size
+        self._place = place
+        self._policy = policy
+        self._position = 0
+        self._source: Iterator[bytes] | None = None
+        self._rest = memoryview(b"")
+
+    def readable(self) -> bool:
+        """Always True."""
+        return True
+
+    def tell(self) -> int:
+        """Bytes handed out so far."""
+        return self._position - len(self._rest)
+
+    def readinto(self, buffer: WriteableBuffer) -> int:
+        """Fill `buffer` as far as bytes are at hand; 0 at the end."""
+        if not self._rest and self._position < self._size:
+            self._rest = memoryview(
+                retried(self._next, place=self._place, doing="read", policy=self._policy)
+            )
+            self._position += len(self._rest)
+        target = memoryview(buffer).cast("B")
+        count = min(len(target), len(self._rest))
+        target[:count] = self._rest[:count]
+        self._rest = self._rest[count:]
+        return count
+
+    def _next(self) -> bytes:
+        if self._source is None:
+            self._source = self._chunks(self._key, start=self._position)
+        try:
+            chunk = next(self._source, None)
+        except Exception:
+            self._source = None
+            raise
+        if chunk is None:
+            self._source = None
+            raise StorageError(
+                f"{self._place}: ended after {self._position:,} of {self._size:,} bytes.",
+                "unreachable",
+            )
+        return chunk
