@@ -24,6 +24,7 @@ Mode = Literal["auto", "terminal", "plain", "off"]
 
 _PLAIN_EVERY_SECONDS = 10.0
 _TERMINAL_EVERY_SECONDS = 0.1
+_COUNT_UNITS = ((1e15, "P"), (1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k"))
 
 
 class Progress:
@@ -224,13 +225,12 @@ def training_line(event: Event, *, total_steps: int | None, status: Mapping[str,
 
 
 def count(value: float) -> str:
-    """1234567 -> `1.23M`; whole numbers below ten thousand as they are."""
+    """1234567 -> `1.23M`; numbers below ten thousand in full."""
     if abs(value) < 10_000:
-        return f"{value:,.0f}" if value == int(value) or abs(value) >= 100 else f"{value:.3g}"
-    for limit, unit in ((1e15, "P"), (1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
-        if abs(value) >= limit:
-            return f"{value / limit:.{_decimals(abs(value) / limit)}f}{unit}"
-    raise AssertionError("unreachable: every value of at least 10,000 has a unit")
+        whole = value == int(value) or abs(value) >= 100
+        return f"{value:,.0f}" if whole else f"{value:.3g}"
+    scale, unit = next(step for step in _COUNT_UNITS if abs(value) >= step[0])
+    return f"{value / scale:.{_decimals(abs(value) / scale)}f}{unit}"
 
 
 def size(value: float) -> str:

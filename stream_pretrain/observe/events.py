@@ -153,5 +153,5 @@ def _flat(prefix: str, value: Any) -> list[tuple[str, float]]:
 def _with_perplexity(values: Mapping[str, Any]) -> dict[str, Any]:
     result = {key: read_value(value) for key, value in values.items()}
     if "loss" in result and "perplexity" not in result:
-        result["perplexity"] = math.exp(result["loss"]) if result["loss"] < 700 else math.inf
+        result["perplexity"] = math.inf if result["loss"] > 700 else math.exp(result["loss"])
     return result

@@ -142,19 +142,27 @@ class Observer:
     def evaluation(
         self, *, step: int, sets: Mapping[str, Mapping[str, Any]], seconds: float | None = None
     ) -> None:
-        """Losses per validation set, one event each."""
+        """Losses per validation set, one event each. `seconds`: by default what `during`
+        counted.
+        """
         with self._lock:
             self.flush()
+            if seconds is None:
+                seconds = self.meter.last.get("evaluation")
             for event in events.evaluation_events(
                 step=step, time=self._clock(), sets=sets, seconds=seconds
             ):
                 self._write(event)
                 self._say(_evaluation_line(event))
 
-    def save(self, *, step: int, seconds: float, **facts: Any) -> None:
-        """A save was made, for which training stood still `seconds`."""
+    def save(self, *, step: int, seconds: float | None = None, **facts: Any) -> None:
+        """A save was made, for which training stood still `seconds` (by default as `during`
+        counted).
+        """
         with self._lock:
             self.flush()
+            if seconds is None:
+                seconds = self.meter.last.get("save", 0.0)
             self._write(events.save_event(step=step, time=self._clock(), seconds=seconds, **facts))
 
     def say(self, message: str) -> None:

@@ -53,7 +53,7 @@ class Meter:
 
     `flops_per_token`: forward and backward, by the model; `peak_flops`: of all devices of the job
     together. MFU is their ratio at the measured speed (PaLM, arXiv 2204.02311, appendix B), None
-    unless both are known.
+    unless both are known. `last` holds the seconds of the latest wait, save and evaluation.
     """
 
     def __init__(
@@ -68,6 +68,7 @@ class Meter:
         self._clock = clock
         self._spent: dict[str, float] = {"data": 0.0, "save": 0.0, "evaluation": 0.0}
         self._totals: dict[str, float] = {"data": 0.0, "save": 0.0, "evaluation": 0.0}
+        self.last: dict[str, float] = {}
         self._history: deque[tuple[float, int]] = deque(maxlen=_HISTORY_INTERVALS)
         self._steps = 0
         self._tokens = 0
@@ -95,6 +96,7 @@ class Meter:
         """Count `seconds` that were measured elsewhere."""
         self._spent[activity] += seconds
         self._totals[activity] += seconds
+        self.last[activity] = seconds
 
     def advance(self, tokens: int) -> None:
         """One more step was queued, on `tokens` targets."""
