@@ -1,0 +1,126 @@
+"""Names and receipts. In: steps and file stamps. Out: paths, `Receipt` and its JSON. Does not touch files.
+
+RUN/checkpoints/step-00001000/
+  model/ optimizer/        tensors in torch.distributed.checkpoint's format (.metadata, __<rank>_<n>.distcp)
+  tensors.json             what the tensors leave out: tied names, optimizer scalars, group settings
+  state.json               TrainState
+  rng-00000.pt             random generators, one file per rank
+  tokenizer/ model_config.yaml
+  receipt.json             last: every file with size and xxh3-128, sealed by a hash over itself
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from stream_pretrain.errors import CheckpointError
+from stream_pretrain.schema import RECEIPT_NAME, FileStamp
+from stream_pretrain.storage.hashing import xxh3_128_of
+
+CHECKPOINTS = "checkpoints"
+MODEL_DIR = "model"
+OPTIMIZER_DIR = "optimizer"
+STATE_NAME = "state.json"
+TENSORS_NAME = "tensors.json"
+ABANDONED_NAME = "abandoned.json"
+SAVING_PREFIX = ".saving-"
+DELETING_PREFIX = ".deleting-"
+RECEIPT_SCHEMA_VERSION = 1
+_STEP = re.compile(r"step-(\d{8,})")
+
+__all__ = ["RECEIPT_NAME", "Receipt", "rng_name", "step_name", "step_of"]
+
+
+def step_name(step: int) -> str:
+    """`step-00001000`: eight digits or more, so that names sort as numbers do."""
+    return f"step-{step:08d}"
+
+
+def step_of(name: str) -> int | None:
+    """The step in a directory name, None where it is not a checkpoint's."""
+    match = _STEP.fullmatch(name)
+    return int(match.group(1)) if match and step_name(int(match.group(1))) == name else None
+
+
+def rng_name(rank: int) -> str:
+    """File of one rank's random generators."""
+    return f"rng-{rank:05d}.pt"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Receipt:
+    """The file that makes a checkpoint exist. `files` excludes the receipt; `created` is Unix seconds."""
+
+    step: int
+    data_step: int
+    digest: str
+    world_size: int
+    created: float
+    files: tuple[FileStamp, ...]
+
+    @property
+    def size(self) -> int:
+        """Bytes of all files."""
+        return sum(stamp.size for stamp in self.files)
+
+    def to_json(self) -> str:
+        """Indented JSON with sorted keys, sealed: a flipped bit anywhere is noticed when it is read."""
+        body = {"schema_version": RECEIPT_SCHEMA_VERSION, "kind": "checkpoint", **asdict(self)}
+        return _dump({**body, "seal": _seal(body)})
+
+    @classmethod
+    def from_json(cls, text: bytes, where: str) -> Receipt:
+        """Parse a receipt; `where` names it in the `CheckpointError` that a bad one raises."""
+        if not text.strip():
+            raise CheckpointError(f"{where}: empty receipt. Use another checkpoint.")
+        try:
+            raw = json.loads(text)
+            if not isinstance(raw, dict):
+                raise ValueError("not an object")
+            seal = raw.pop("seal", None)
+            if raw.get("schema_version") != RECEIPT_SCHEMA_VERSION:
+                raise ValueError(f"schema {raw.get('schema_version')!r} is unknown to this version")
+            if seal != _seal(raw) or _dump({**raw, "seal": seal}).encode() != text:
+                raise ValueError("its seal does not match its content")
+            files = tuple(FileStamp(**stamp) for stamp in raw.pop("files"))
+            del raw["schema_version"], raw["kind"]
+            return cls(files=files, **raw)
+        except (ValueError, TypeError, KeyError) as error:
+            raise CheckpointError(
+                f"{where}: damaged receipt ({error}). Use another checkpoint."
+            ) from error
+
+
+def receipt_of(
+    *,
+    step: int,
+    data_step: int,
+    digest: str,
+    world_size: int,
+    created: float,
+    stamps: Iterable[FileStamp],
+) -> Receipt:
+    """A receipt over the stamps of all ranks, sorted by name; two stamps of one name are a fault of ours."""
+    files = tuple(sorted(stamps, key=lambda stamp: stamp.name))
+    names = [stamp.name for stamp in files]
+    assert len(set(names)) == len(names), f"two ranks wrote the same file: {names}"
+    return Receipt(
+        step=step,
+        data_step=data_step,
+        digest=digest,
+        world_size=world_size,
+        created=created,
+        files=files,
+    )
+
+
+def _dump(body: dict[str, Any]) -> str:
+    return json.dumps(body, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
+
+
+def _seal(body: dict[str, Any]) -> str:
+    return xxh3_128_of(json.dumps(body, sort_keys=True, ensure_ascii=False).encode())

@@ -1,0 +1,70 @@
+"""Random generators of one rank. In: nothing, or a file. Out: a file, or set generators. Does not touch the data order.
+
+Stored as tensors and plain values, so that the file loads with `weights_only=True`.
+"""
+
+from __future__ import annotations
+
+import io
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import xxhash
+
+from stream_pretrain.errors import CheckpointError
+
+
+def capture() -> bytes:
+    """States of Python's, numpy's, torch's and (where used) this rank's CUDA generator, as file content."""
+    version, words, gauss = random.getstate()
+    name, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
+    saved: dict[str, Any] = {
+        "python": {
+            "version": version,
+            "words": torch.tensor(words, dtype=torch.int64),
+            "gauss": gauss,
+        },
+        "numpy": {
+            "name": str(name),
+            "keys": torch.from_numpy(np.asarray(keys).astype(np.int64)),
+            "position": int(position),
+            "has_gauss": int(has_gauss),
+            "cached": float(cached),
+        },
+        "torch": torch.get_rng_state(),
+    }
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        saved["cuda"] = torch.cuda.get_rng_state()
+    buffer = io.BytesIO()
+    torch.save(saved, buffer)
+    return buffer.getvalue()
+
+
+def restore(path: Path) -> None:
+    """Set all generators from a file; `CheckpointError` where it does not hold them."""
+    try:
+        saved = torch.load(path, map_location="cpu", weights_only=True)
+        python, legacy = saved["python"], saved["numpy"]
+        random.setstate((python["version"], tuple(python["words"].tolist()), python["gauss"]))
+        keys = legacy["keys"].numpy().astype(np.uint32)
+        np.random.set_state(
+            (legacy["name"], keys, legacy["position"], legacy["has_gauss"], legacy["cached"])
+        )
+        torch.set_rng_state(saved["torch"])
+        if "cuda" in saved and torch.cuda.is_available():
+            torch.cuda.set_rng_state(saved["cuda"])
+    except (KeyError, TypeError, ValueError, RuntimeError, EOFError, OSError) as error:
+        raise CheckpointError(
+            f"{path}: no random state in it ({error}). Use another checkpoint."
+        ) from error
+
+
+def derive(*, seed: int, step: int, rank: int) -> None:
+    """Set all generators from numbers alone: what a rank does that has no file (another world size)."""
+    word = xxhash.xxh64_intdigest(f"{seed}/{step}/{rank}".encode())
+    random.seed(word)
+    np.random.seed(word % 2**32)
+    torch.manual_seed(word % 2**63)

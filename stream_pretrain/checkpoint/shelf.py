@@ -1,0 +1,101 @@
+"""The checkpoints of one place. In: a store (run directory or staging). Out: which are there, which are whole.
+
+A checkpoint exists by its receipt: it is written last and removed first.
+"""
+
+from __future__ import annotations
+
+from stream_pretrain.checkpoint.layout import (
+    ABANDONED_NAME,
+    CHECKPOINTS,
+    RECEIPT_NAME,
+    STATE_NAME,
+    Receipt,
+    step_name,
+    step_of,
+)
+from stream_pretrain.checkpoint.state import TrainState
+from stream_pretrain.errors import CheckpointError
+from stream_pretrain.schema import FileStamp
+from stream_pretrain.storage.hashing import blocks, hasher, stamp_of
+from stream_pretrain.storage.store import Store
+
+
+class Shelf:
+    """Checkpoints below `<root>/checkpoints`."""
+
+    def __init__(self, root: Store) -> None:
+        self.store = root.child(CHECKPOINTS)
+
+    def steps(self) -> list[int]:
+        """Steps of all checkpoints that have a receipt, ascending; the receipt is not read yet."""
+        steps = [step for name in self.store.list_dirs() if (step := step_of(name)) is not None]
+        return sorted(step for step in steps if self.store.head(self.key(step, RECEIPT_NAME)))
+
+    def key(self, step: int, name: str) -> str:
+        """Key of one file of a checkpoint."""
+        return f"{step_name(step)}/{name}"
+
+    def receipt(self, step: int) -> Receipt:
+        """The receipt of a checkpoint; `CheckpointError` when it is damaged or belongs to another step."""
+        key = self.key(step, RECEIPT_NAME)
+        receipt = Receipt.from_json(self.store.read(key), self.store.url(key))
+        if receipt.step != step:
+            raise CheckpointError(
+                f"{self.store.url(key)}: receipt of step {receipt.step}. Use another checkpoint."
+            )
+        return receipt
+
+    def check(self, step: int, *, hashes: bool) -> Receipt:
+        """Compare a checkpoint with its receipt; `CheckpointError` names the first file that differs."""
+        receipt = self.receipt(step)
+        sizes = {info.key: info.size for info in self.store.list(step_name(step))}
+        for stamp in receipt.files:
+            key = self.key(step, stamp.name)
+            if key not in sizes:
+                raise CheckpointError(f"{self.store.url(key)}: is missing. Use another checkpoint.")
+            if sizes[key] != stamp.size:
+                raise CheckpointError(
+                    f"{self.store.url(key)}: has {sizes[key]} bytes, the receipt says {stamp.size}. "
+                    "Use another checkpoint."
+                )
+        if hashes:
+            for stamp in receipt.files:
+                self._check_hash(step, stamp)
+        return receipt
+
+    def state(self, step: int) -> TrainState:
+        """The training state in a checkpoint."""
+        key = self.key(step, STATE_NAME)
+        return TrainState.from_json(self.store.read(key), self.store.url(key))
+
+    def write_receipt(self, receipt: Receipt) -> None:
+        """Make a checkpoint exist."""
+        self.store.write(self.key(receipt.step, RECEIPT_NAME), receipt.to_json().encode())
+
+    def remove(self, step: int) -> None:
+        """Remove a checkpoint, its receipt first."""
+        self.store.delete(self.key(step, RECEIPT_NAME))
+        self.store.delete_prefix(step_name(step))
+
+    def abandon(self, step: int) -> None:
+        """Take a checkpoint out of the line without removing its files: its receipt gets another name."""
+        text = self.store.read(self.key(step, RECEIPT_NAME))
+        self.store.write(self.key(step, ABANDONED_NAME), text)
+        self.store.delete(self.key(step, RECEIPT_NAME))
+
+    def _check_hash(self, step: int, stamp: FileStamp) -> None:
+        key = self.key(step, stamp.name)
+        if self.store.is_local:
+            found = stamp_of(self.store.path / key).xxh3_128
+        else:
+            digest = hasher("xxh3_128")
+            with self.store.open_stream(key) as stream:
+                for block in blocks(stream):
+                    digest.update(block)
+            found = digest.hexdigest()
+        if found != stamp.xxh3_128:
+            raise CheckpointError(
+                f"{self.store.url(key)}: xxh3-128 is {found}, the receipt says {stamp.xxh3_128}. "
+                "Use another checkpoint."
+            )
