@@ -1,0 +1,1 @@
+"""Processes: who am I, when to stop, what do all ranks say. launch -> control -> stop."""

@@ -1,0 +1,163 @@
+"""Start the processes of a run. In: `ComputeConfig`. Out: Fabric and this process's `World`. Does not touch data.
+
+Streaming reads only the environment, and Fabric's launchers set different parts of it or none (TRAPS B), so after the
+launch every variable is exported, on every rank, for the life of the process. `LOCAL_RANK` is never set before it:
+Fabric would wait for peers that never come.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import warnings
+from typing import TYPE_CHECKING
+
+from stream_pretrain.errors import ConfigError, Fault, TrainingError
+from stream_pretrain.schema import World
+
+if TYPE_CHECKING:
+    from lightning.fabric import Fabric
+    from lightning.fabric.strategies import Strategy
+
+    from stream_pretrain.config.sections import ComputeConfig
+
+
+def requested_world(compute: ComputeConfig) -> World:
+    """The world that a launch will give, as seen from rank 0, before anything is started.
+
+    Under torchrun or SLURM the scheduler's own numbers win over the configuration's.
+    """
+    environment = os.environ
+    if "WORLD_SIZE" in environment and "LOCAL_WORLD_SIZE" in environment:
+        return World(
+            world_size=int(environment["WORLD_SIZE"]),
+            local_world_size=int(environment["LOCAL_WORLD_SIZE"]),
+        )
+    if under_slurm():
+        tasks = int(environment["SLURM_NTASKS"])
+        nodes = int(environment.get("SLURM_NNODES", environment.get("SLURM_JOB_NUM_NODES", "1")))
+        return World(world_size=tasks, local_world_size=tasks // nodes)
+    local = device_count(compute)
+    return World(world_size=local * compute.nodes, local_world_size=local)
+
+
+def under_slurm() -> bool:
+    """True in a process that `srun` started as a task (an interactive shell does not count)."""
+    name = os.environ.get("SLURM_JOB_NAME")
+    return "SLURM_NTASKS" in os.environ and "SLURM_PROCID" in os.environ and name not in ("bash", "interactive")
+
+
+def device_count(compute: ComputeConfig) -> int:
+    """Devices per node: the configured number, or every GPU, or one CPU process."""
+    import torch
+
+    if compute.devices == "auto":
+        return max(1, torch.cuda.device_count())
+    return int(compute.devices)
+
+
+def uses_cuda(compute: ComputeConfig) -> bool:
+    """Whether the run is on GPUs; a request for more than there are is a fault."""
+    import torch
+
+    accelerator = compute.accelerator
+    available = torch.cuda.device_count()
+    if accelerator == "cpu" or (accelerator == "auto" and available == 0):
+        return False
+    if available == 0:
+        fault = Fault(
+            path="compute.accelerator",
+            found=accelerator,
+            remedy="no GPU is visible; use cpu or auto",
+        )
+        raise ConfigError.of([fault])
+    if device_count(compute) > available:
+        fault = Fault(
+            path="compute.devices",
+            found=str(compute.devices),
+            remedy=f"this machine has {available} GPUs; use at most that, or auto",
+        )
+        raise ConfigError.of([fault])
+    return True
+
+
+def launch(compute: ComputeConfig) -> tuple[Fabric, World]:
+    """Launch through Fabric, export the environment and return this process's place in the world."""
+    from lightning.fabric import Fabric
+
+    _quieten()
+    expected = requested_world(compute)
+    cuda = uses_cuda(compute)
+    fabric = Fabric(
+        accelerator="cuda" if cuda else "cpu",
+        devices=expected.local_world_size,
+        num_nodes=expected.nodes,
+        strategy=_strategy(compute, expected, cuda),
+        precision=compute.precision,
+    )
+    fabric.launch()
+    world = World(
+        rank=fabric.global_rank,
+        world_size=fabric.world_size,
+        local_rank=fabric.local_rank,
+        local_world_size=expected.local_world_size,
+        node_rank=fabric.node_rank,
+    )
+    if world.world_size != expected.world_size:
+        raise TrainingError(
+            f"The launcher started {world.world_size} processes, the configuration asks for "
+            f"{expected.world_size}. Set compute.devices and compute.nodes to what the launcher starts."
+        )
+    export_environment(world)
+    return fabric, world
+
+
+def export_environment(world: World) -> None:
+    """Write the world where streaming looks for it."""
+    os.environ.update(
+        RANK=str(world.rank),
+        WORLD_SIZE=str(world.world_size),
+        LOCAL_RANK=str(world.local_rank),
+        LOCAL_WORLD_SIZE=str(world.local_world_size),
+        NODE_RANK=str(world.node_rank),
+    )
+
+
+def _strategy(compute: ComputeConfig, world: World, cuda: bool) -> str | Strategy:
+    """Fabric's strategy for the configured name; one process needs none."""
+    from lightning.fabric.strategies import DDPStrategy, ModelParallelStrategy
+
+    name = compute.strategy
+    if name == "auto":
+        name = "ddp" if world.world_size > 1 else "auto"
+    if name == "auto":
+        return "auto"
+    backend = None if cuda else "gloo"
+    if name == "ddp":
+        # With three or more ranks DDP rebuilds its buckets after the first backward, which would make the first
+        # step after a restart differ in its last bits; looking for unused parameters keeps the first buckets.
+        return DDPStrategy(
+            process_group_backend=backend, find_unused_parameters=world.world_size > 2
+        )
+    from stream_pretrain.runtime.shard import Sharder
+
+    group = world.world_size
+    if name == "hsdp":
+        group = compute.shard_group or world.local_world_size
+    sharder = Sharder(
+        world_size=world.world_size, group=group, device_type="cuda" if cuda else "cpu"
+    )
+    return ModelParallelStrategy(
+        parallelize_fn=sharder,
+        data_parallel_size=world.world_size,
+        tensor_parallel_size=1,
+        process_group_backend=backend,
+    )
+
+
+def _quieten() -> None:
+    """Fabric's hints speak of its own flags, which a reader of this program cannot set."""
+    logging.getLogger("lightning.fabric").setLevel(logging.ERROR)
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    warnings.filterwarnings("ignore", message=".*isinstance.treespec, LeafSpec.*")
+    warnings.filterwarnings("ignore", module="lightning.*", message=".*srun.*")

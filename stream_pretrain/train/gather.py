@@ -1,0 +1,89 @@
+"""Facts about the data of a run. In: the configuration. Out: `StreamFacts` for `plan`. Downloads indexes, no shards."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from stream_pretrain.config.sections import Config, StreamConfig
+from stream_pretrain.data.index import read_stream
+from stream_pretrain.errors import ConfigError, DataError, Fault
+from stream_pretrain.schema import StreamFacts
+from stream_pretrain.storage.store import Store, open_store
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """A stream of the configuration with what was found there. `store` is where its shards are."""
+
+    config: StreamConfig
+    facts: StreamFacts
+    store: Store
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sources:
+    """All streams of a run: `train` in order, `holdouts` by name of the validation set."""
+
+    train: tuple[Source, ...]
+    holdouts: Mapping[str, tuple[Source, ...]]
+
+
+def gather(config: Config) -> Sources:
+    """Read every index and card; all that cannot be read is reported together.
+
+    Raises:
+        ConfigError: streams that are not there, or have no validation split that was asked for.
+    """
+    faults: list[Fault] = []
+    train = _sources(config, config.data.train, "train", "data.train", faults)
+    if config.data.validation:
+        held = _sources(config, config.data.validation, "validation", "data.validation", faults)
+    else:
+        held = _own_validation(config, train)
+    if faults:
+        raise ConfigError.of(faults)
+    return Sources(
+        train=tuple(train), holdouts={source.facts.name: (source,) for source in held}
+    )
+
+
+def _sources(
+    config: Config, streams: tuple[StreamConfig, ...], split: str, path: str, faults: list[Fault]
+) -> list[Source]:
+    found = []
+    for place, stream in enumerate(streams):
+        try:
+            found.append(_source(config, stream, split))
+        except DataError as error:
+            faults.append(Fault(path=f"{path}[{place}]", found=stream.location, remedy=str(error)))
+    return found
+
+
+def _own_validation(config: Config, train: list[Source]) -> list[Source]:
+    """The validation splits of the training datasets, those that have one."""
+    held = []
+    for source in train:
+        card = source.facts.card
+        if card is not None and card.splits.get("validation", None) is not None:
+            if card.splits["validation"].samples == 0:
+                continue
+            held.append(_source(config, source.config, "validation"))
+    return held
+
+
+def _source(config: Config, stream: StreamConfig, split: str) -> Source:
+    root = open_store(stream.location, config.storage_of(stream))
+    facts, store = read_stream(root, name=stream.label, split=stream.split, default_split=split)
+    return Source(config=stream, facts=facts, store=store)
+
+
+def tokenizer_files(source: Source, config: Config) -> tuple[Store, str] | None:
+    """Where the tokenizer of a run lies: the dataset's own copy, else the configured one. (store, prefix)"""
+    if source.facts.card is not None:
+        return open_store(source.config.location, config.storage_of(source.config)), "tokenizer"
+    if config.data.tokenizer is not None:
+        path = Path(config.data.tokenizer)
+        return (open_store(path), "") if path.is_dir() else (open_store(path.parent), path.name)
+    return None
