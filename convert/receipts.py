@@ -1,0 +1,79 @@
+"""What a finished part leaves behind. In: a part's results. Out: `Receipt`, as JSON and back. Does not write files."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from convert.content import RowsHash
+
+
+@dataclass(frozen=True, kw_only=True)
+class SplitReceipt:
+    """One split of one part: its shards' index entries, hash of its rows, and the ids that filled no row."""
+
+    entries: tuple[Mapping[str, Any], ...]
+    rows: RowsHash
+    tail: NDArray[Any]
+    documents: int
+    tokens: int
+    text_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Receipt:
+    """A part that is whole: every file that it names was written before the receipt.
+
+    `sources` holds [documents, tokens] by file number, `tallies` counts of documents left out and the like.
+    """
+
+    part: int
+    splits: Mapping[str, SplitReceipt]
+    sources: Mapping[int, tuple[int, int]]
+    tallies: Mapping[str, int]
+    files: Mapping[str, int]
+    bad_records: tuple[str, ...] = field(default=())
+
+    def to_json(self) -> bytes:
+        """One JSON object."""
+        plain = asdict(self)
+        plain["splits"] = {name: _split_to_plain(split) for name, split in self.splits.items()}
+        return json.dumps(plain, sort_keys=True).encode()
+
+    @classmethod
+    def from_json(cls, data: bytes) -> Receipt:
+        """The inverse of `to_json`."""
+        plain = json.loads(data)
+        return cls(
+            part=plain["part"],
+            splits={name: _split_from_plain(split) for name, split in plain["splits"].items()},
+            sources={
+                int(file): (counts[0], counts[1]) for file, counts in plain["sources"].items()
+            },
+            tallies=plain["tallies"],
+            files=plain["files"],
+            bad_records=tuple(plain["bad_records"]),
+        )
+
+
+def _split_to_plain(split: SplitReceipt) -> dict[str, Any]:
+    tail = base64.b64encode(np.ascontiguousarray(split.tail, dtype="<u4").tobytes()).decode()
+    plain = {key: getattr(split, key) for key in ("documents", "tokens", "text_bytes")}
+    return {**plain, "entries": list(split.entries), "rows": split.rows.to_plain(), "tail": tail}
+
+
+def _split_from_plain(plain: dict[str, Any]) -> SplitReceipt:
+    return SplitReceipt(
+        entries=tuple(plain["entries"]),
+        rows=RowsHash.from_plain(plain["rows"]),
+        tail=np.frombuffer(base64.b64decode(plain["tail"]), dtype="<u4"),
+        documents=plain["documents"],
+        tokens=plain["tokens"],
+        text_bytes=plain["text_bytes"],
+    )
