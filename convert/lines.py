@@ -66,7 +66,7 @@ def read_blocks(
     file: BinaryIO, start: int, end: int | None, *, name: str
 ) -> Iterator[tuple[int, bytes]]:
     """(offset, bytes) of blocks that end after a newline, the last one where the range ends."""
-    if start:
+    if end is not None:
         file.seek(start)
     offset, rest = start, b""
     for piece in _pieces(file, start, end, name):
