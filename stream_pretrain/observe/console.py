@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, TextIO
 
 from stream_pretrain.observe.jsonl import Event
+from stream_pretrain.units import format_bytes, format_count, format_duration
 
 if TYPE_CHECKING:
     from rich.progress import Progress as RichProgress
@@ -24,7 +25,6 @@ Mode = Literal["auto", "terminal", "plain", "off"]
 
 _PLAIN_EVERY_SECONDS = 10.0
 _TERMINAL_EVERY_SECONDS = 0.1
-_COUNT_UNITS = ((1e15, "P"), (1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k"))
 
 
 class Progress:
@@ -86,12 +86,14 @@ class Progress:
     def text(self) -> str:
         """The line as it reads now."""
         parts = [self._amount()]
-        parts += [f"{count(v)} {name}" for name, v in self.counts.items() if name != self.unit]
+        parts += [
+            f"{format_count(v)} {name}" for name, v in self.counts.items() if name != self.unit
+        ]
         seconds = max(self._clock() - self._began, 1e-9)
         work = self.counts if self.rate_of != self.unit else {self.rate_of: self.done}
         if self.rate_of in work:
             rate = (work[self.rate_of] - self._counts_at_start.get(self.rate_of, 0)) / seconds
-            parts.append(f"{count(rate)} {self.rate_of}/s")
+            parts.append(f"{format_count(rate)} {self.rate_of}/s")
         parts.append(self._time(seconds))
         return f"{self.title}  " + "  ".join(parts)
 
@@ -114,7 +116,7 @@ class Progress:
         self.close()
 
     def _amount(self) -> str:
-        shown = size if self.unit == "bytes" else count
+        shown = format_bytes if self.unit == "bytes" else format_count
         suffix = "" if self.unit == "bytes" else f" {self.unit}"
         if self.total is None:
             return f"{shown(self.done)}{suffix}"
@@ -124,8 +126,12 @@ class Progress:
     def _time(self, seconds: float) -> str:
         worked = self.done - self._done_at_start
         if self._closed or self.total is None or worked <= 0:
-            return f"{duration(seconds)} so far" if not self._closed else f"in {duration(seconds)}"
-        return f"{duration(seconds * max(0.0, self.total - self.done) / worked)} left"
+            return (
+                f"{format_duration(seconds)} so far"
+                if not self._closed
+                else f"in {format_duration(seconds)}"
+            )
+        return f"{format_duration(seconds * max(0.0, self.total - self.done) / worked)} left"
 
 
 class StatusLine:
@@ -210,7 +216,7 @@ def training_line(event: Event, *, total_steps: int | None, status: Mapping[str,
         f"loss {_number(event['loss'], '.4f')}",
         f"lr {event['lr']:.2e}",
         f"norm {_number(event['grad_norm'], '.3g')}",
-        f"{count(event['tokens_per_second'])} tok/s",
+        f"{format_count(event['tokens_per_second'])} tok/s",
     ]
     if event.get("mfu") is not None:
         parts.append(f"mfu {100 * event['mfu']:.1f} %")
@@ -220,43 +226,8 @@ def training_line(event: Event, *, total_steps: int | None, status: Mapping[str,
     if status.get("skipped"):
         parts.append(f"skipped {status['skipped']:,}")
     if status.get("seconds_left") is not None:
-        parts.append(f"{duration(status['seconds_left'])} left")
+        parts.append(f"{format_duration(status['seconds_left'])} left")
     return "  ".join(parts)
-
-
-def count(value: float) -> str:
-    """1234567 -> `1.23M`; numbers below ten thousand in full."""
-    if abs(value) < 10_000:
-        whole = value == int(value) or abs(value) >= 100
-        return f"{value:,.0f}" if whole else f"{value:.3g}"
-    scale, unit = next(step for step in _COUNT_UNITS if abs(value) >= step[0])
-    return f"{value / scale:.{_decimals(abs(value) / scale)}f}{unit}"
-
-
-def size(value: float) -> str:
-    """Bytes in binary units: 67108864 -> `64.0 MiB`."""
-    for limit, unit in ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
-        if value >= limit:
-            return f"{value / limit:.{_decimals(value / limit)}f} {unit}"
-    return f"{value:,.0f} B"
-
-
-def duration(seconds: float) -> str:
-    """3725 -> `1 h 02 min`; 65 -> `1 min 05 s`; 2.5 -> `2.5 s`."""
-    if seconds < 10:
-        return f"{seconds:.1f} s"
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60:02d} s"
-    if whole < 48 * 3600:
-        return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
-    return f"{whole // 86400} d {whole % 86400 // 3600:02d} h"
-
-
-def _decimals(value: float) -> int:
-    return 2 if value < 9.995 else 1 if value < 99.95 else 0
 
 
 def _percent(share: float) -> str:

@@ -7,7 +7,7 @@ Every event has `event`, `step` and `time` (seconds since 1970, UTC). Losses are
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -137,6 +137,21 @@ def scalars(event: Event) -> dict[str, float]:
         values = {k: v for k, v in event.items() if k not in _NOT_LOGGED}
         return dict(_flat(f"validation/{event['set']}", values))
     return {}
+
+
+def rows(history: Iterable[Event]) -> Iterator[tuple[int, dict[str, float]]]:
+    """The numbers of a history of events as sinks get them: one row a step."""
+    row: tuple[int, dict[str, float]] | None = None
+    for event in history:
+        values = scalars(event)
+        if not values:
+            continue
+        if row is not None and row[0] != event["step"]:
+            yield row
+            row = None
+        row = (event["step"], {**row[1], **values} if row else values)
+    if row is not None:
+        yield row
 
 
 _NOT_LOGGED = ("event", "step", "time", "digest", "set")

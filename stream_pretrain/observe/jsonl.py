@@ -140,6 +140,9 @@ def decode(line: bytes) -> Event | None:
         return None
     if not isinstance(event, dict) or not isinstance(event.get("step"), int):
         return None
+    for name, text in event.get("nonfinite", {}).items():
+        if name in event:  # names of values further inside are only for people
+            event[name] = float(text)
     return event
 
 

@@ -23,24 +23,22 @@ from typing import Any, Protocol
 from stream_pretrain.observe import events
 from stream_pretrain.observe.console import StatusLine, training_line
 from stream_pretrain.observe.events import StepRecord
-from stream_pretrain.observe.jsonl import Event, MetricsFile
+from stream_pretrain.observe.jsonl import Event, MetricsFile, read_events
 from stream_pretrain.observe.throughput import Activity, Meter, Rates
 
-EMPTY = -1  # cut_after(EMPTY) leaves nothing: steps count from 0
+EMPTY = -1  # no step at all: they count from 0
 
 
 class Sink(Protocol):
-    """Another place for the numbers, such as TensorBoard. Called with ascending steps, each once
-    between two cuts.
-    """
+    """Another place for the numbers, such as TensorBoard. Steps come in ascending order."""
+
+    def resume(self, step: int) -> int:
+        """A run goes on from `step` (EMPTY: from nothing): forget what lies beyond, where that is
+        possible. Called once, first. Returns the last step that is there (EMPTY: none).
+        """
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         """Keep the numbers of one step."""
-
-    def cut_after(self, step: int) -> None:
-        """A run goes on from `step`: forget what lies beyond. Called before the first `log`; EMPTY:
-        all.
-        """
 
     def flush(self) -> None:
         """Bring what was logged to where it survives a kill."""
@@ -94,11 +92,20 @@ class Observer:
             if self._metrics is not None:
                 self._metrics.cut_after(keep)
             for sink in self._sinks:
-                sink.cut_after(keep)
+                self._bring_up_to(sink, keep)
             make = events.resume_event if resumed else events.start_event
             self._write(make(step=step, time=self._clock(), **facts))
             self._last_tokens = tokens
             self.meter.begin()
+
+    def _bring_up_to(self, sink: Sink, step: int) -> None:
+        """Cut a sink back to `step` and give it what it lacks: it may be new, or on a new disk."""
+        held = sink.resume(step)
+        if held >= step or self._metrics is None:
+            return
+        for row_step, values in events.rows(read_events(self._metrics.path)):
+            if row_step > held:
+                sink.log(row_step, values)
 
     @contextmanager
     def during(self, activity: Activity) -> Iterator[None]:
@@ -137,6 +144,8 @@ class Observer:
             for event in written:
                 self._write(event)
             self._unseen += written
+            for sink in self._sinks:
+                sink.flush()
             self._show(written[-1], rates)
 
     def evaluation(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import subprocess
@@ -52,6 +53,9 @@ def test_nonfinite_values_stay_strict_json_and_keep_their_name(metrics: MetricsF
     assert line["loss"] is None
     assert line["lr"] == 0.1
     assert line["nonfinite"] == {"loss": "nan", "sets.a.1": "inf"}
+    event = next(read_events(metrics.path))
+    assert math.isnan(event["loss"])
+    assert event["sets"] == {"a": [1.0, None]}
 
 
 def test_a_cut_removes_by_value_and_not_by_place(metrics: MetricsFile) -> None:

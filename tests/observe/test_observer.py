@@ -39,17 +39,22 @@ class DeviceValue:
 
 
 class RecordingSink:
-    def __init__(self) -> None:
+    def __init__(self, held: int = EMPTY) -> None:
         self.calls: list[Any] = []
+        self.held = held
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         self.calls.append((step, dict(values)))
 
-    def cut_after(self, step: int) -> None:
+    def resume(self, step: int) -> int:
         self.calls.append(("cut", step))
+        return min(step, self.held)
 
     def flush(self) -> None:
         self.calls.append("flush")
+
+    def logged(self) -> list[tuple[int, dict[str, float]]]:
+        return [call for call in self.calls if isinstance(call[0], int)]
 
     def close(self) -> None:
         self.calls.append("close")
@@ -220,13 +225,30 @@ def test_a_sink_gets_a_step_once_with_its_evaluation(tmp_path: Path) -> None:
     job.step(2)
     job.observer.stop(step=2, reason="max_steps")
     job.observer.close()
-    logged = [call for call in job.sink.calls if isinstance(call[0], int)]
+    logged = job.sink.logged()
     assert [step for step, _ in logged] == [1, 2]
     assert logged[0][1]["train/loss"] == 1.0
     assert logged[0][1]["train/stream_tokens/web"] == 60
     assert logged[0][1]["validation/web/loss"] == 2.0
     assert not any("digest" in name for name in logged[0][1])
     assert job.sink.calls[-1] == "close"
+
+
+def test_a_sink_that_lacks_steps_is_given_them_at_a_resume(tmp_path: Path) -> None:
+    job = Job(tmp_path, every=1)
+    job.observer.start(step=0, tokens=0, resumed=False)
+    for number in range(1, 8):
+        job.step(number)
+        if number == 4:
+            job.observer.evaluation(step=4, sets={"web": {"loss": 2.0}}, seconds=1.0)
+    job.metrics.close()
+    again = Job(tmp_path, every=1)
+    again.sink.held = 2
+    again.observer.start(step=5, tokens=500, resumed=True)
+    rows = again.sink.calls[1:]
+    assert [step for step, _ in rows] == [3, 4, 5]
+    assert rows[1][1]["validation/web/loss"] == 2.0
+    assert rows[1][1] == job.sink.logged()[3][1]
 
 
 def test_a_sync_hands_over_a_copy_that_holds_all_lines_so_far(tmp_path: Path) -> None:
@@ -288,9 +310,9 @@ def test_a_person_sees_steps_evaluations_and_messages(tmp_path: Path) -> None:
     assert stream.getvalue().splitlines() == [
         "starting",
         "step 5/100  loss 0.2000  lr 1.00e-02  norm 0.5  50 tok/s  data 0.0 %  save 0.0 %"
-        "  3 min 10 s left",
+        "  0:03:10 left",
         "step 10/100  loss 0.1000  lr 1.00e-02  norm 0.5  50 tok/s  data 0.0 %  save 0.0 %"
-        "  3 min 00 s left",
+        "  0:03:00 left",
         "evaluation at step 10: web  loss 2.0000  perplexity 7.389  bits/byte 0.9000",
     ]
 
@@ -309,7 +331,7 @@ def test_the_time_left_ends_at_the_deadline() -> None:
             step=1, tokens=9, epoch=0, sample_in_epoch=1, loss=2.0, lr=0.1, grad_norm=1.0, digest=""
         )
     )
-    assert stream.getvalue().rstrip().endswith("1 min 30 s left")
+    assert stream.getvalue().rstrip().endswith("0:01:30 left")
 
 
 def test_values_may_be_numbers_device_values_callables_or_mappings() -> None:
