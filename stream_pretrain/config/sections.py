@@ -163,11 +163,11 @@ class StreamConfig(Section):
 class ShuffleConfig(Section):
     """The order of samples within an epoch. Each key is part of the data fingerprint."""
 
-    algo: Literal["py1br", "py1e", "py1b", "py1s", "py2s", "naive", "none"] = "py1br"
+    algo: Literal["py1br", "py1e", "py1s", "py2s", "naive", "none"] = "py1br"
     """Streaming's shuffle algorithm; `none`: in the order of the shards."""
 
     block_size: PositiveCount | None = None
-    """Samples that are shuffled together by `py1br`, `py1e` and `py1b`; null: 262144."""
+    """Samples that are shuffled together by `py1br` and `py1e`; null: 262144."""
 
     seed: Count | None = None
     """Seed of the order; null: `run.seed`."""

@@ -1,0 +1,197 @@
+"""What a configuration model consists of. In: a Section class. Out: its fields by dotted path, with
+their types in words.
+
+Reads no values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+from pydantic import BeforeValidator, PlainValidator
+from pydantic.fields import FieldInfo
+
+from stream_pretrain.config.types import Section, parse_span
+from stream_pretrain.units import parse_bytes, parse_count, parse_duration
+
+_KINDS: Mapping[Any, str] = {
+    parse_count: "count",
+    parse_bytes: "size",
+    parse_duration: "duration",
+    parse_span: "steps, tokens or fraction",
+}
+_NAMES: Mapping[Any, str] = {
+    str: "text",
+    int: "whole number",
+    float: "number",
+    bool: "true or false",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Key:
+    """One key: its dotted path, type in words, default as written (None: must be given),
+    documentation."""
+
+    path: str
+    type: str
+    default: Any
+    required: bool
+    doc: str
+
+
+def members(annotation: Any) -> list[Any]:
+    """The alternatives of an annotation, without `Annotated` around them."""
+    origin = get_origin(annotation)
+    if origin is Annotated:
+        return members(get_args(annotation)[0])
+    if origin in (Union, UnionType):
+        return [member for part in get_args(annotation) for member in members(part)]
+    return [annotation]
+
+
+def section_of(annotation: Any) -> type[Section] | None:
+    """The Section that a field holds, or None."""
+    found = [m for m in members(annotation) if isinstance(m, type) and issubclass(m, Section)]
+    return found[0] if found else None
+
+
+def item_of(annotation: Any) -> Any:
+    """The annotation of a list's items, or None if it is no list of equals."""
+    for member in members(annotation):
+        if (
+            get_origin(member) is tuple
+            and len(get_args(member)) == 2
+            and get_args(member)[1] is ...
+        ):
+            return get_args(member)[0]
+    return None
+
+
+def is_list(annotation: Any) -> bool:
+    """True for lists of any kind, pairs included."""
+    return any(get_origin(member) is tuple for member in members(annotation))
+
+
+def is_mapping(annotation: Any) -> bool:
+    """True for fields that hold free keys."""
+    return any(
+        isinstance(o := get_origin(m), type) and issubclass(o, Mapping) for m in members(annotation)
+    )
+
+
+def is_text(annotation: Any) -> bool:
+    """True where any text is a value, so that `123` must not become a number."""
+    return [member for member in members(annotation) if member is not NoneType] == [str]
+
+
+def may_be_null(annotation: Any) -> bool:
+    """True where null is a value."""
+    return NoneType in members(annotation)
+
+
+def find_field(model: type[Section], path: tuple[str, ...]) -> Any:
+    """The annotation at a path; `Any` inside a mapping of free keys; None if there is no such
+    key."""
+    if not path or path[0] not in model.model_fields:
+        return None
+    annotation = model.model_fields[path[0]].annotation
+    if len(path) == 1:
+        return annotation
+    if is_mapping(annotation):
+        return Any
+    section = section_of(annotation)
+    return find_field(section, path[1:]) if section else None
+
+
+def find_section(model: type[Section], path: tuple[str, ...]) -> type[Section] | None:
+    """The section at a path (`data.train.0` is a stream), or None."""
+    if not path:
+        return model
+    info = model.model_fields.get(path[0])
+    if info is None:
+        return None
+    item = section_of(item_of(info.annotation))
+    if item and len(path) > 1:
+        return find_section(item, path[2:])
+    section = section_of(info.annotation)
+    return find_section(section, path[1:]) if section else None
+
+
+def keys_of(model: type[Section], prefix: str = "") -> Iterator[Key]:
+    """All keys that hold values, sections unfolded; keys of listed sections as
+    `data.train[].remote`."""
+    for name, info in model.model_fields.items():
+        path = f"{prefix}{name}"
+        section = section_of(info.annotation)
+        if section and not may_be_null(info.annotation):
+            yield from keys_of(section, f"{path}.")
+            continue
+        yield Key(
+            path=path,
+            type=describe(info),
+            default=written(info),
+            required=info.is_required(),
+            doc=" ".join((info.description or "").split()),
+        )
+        item = section_of(item_of(info.annotation))
+        if item:
+            yield from keys_of(item, f"{path}[].")
+
+
+def written(info: FieldInfo) -> Any:
+    """A default as it is written in YAML."""
+    default = info.get_default(call_default_factory=True)
+    if info.is_required():
+        return None
+    if hasattr(default, "plain"):
+        return default.plain()
+    return list(default) if isinstance(default, tuple) else default
+
+
+def describe(info: FieldInfo) -> str:
+    """A field's type in words: `count or null`, `ddp, fsdp2 or hsdp`."""
+    for item in info.metadata:
+        if kind := _kind(item):
+            return kind
+    return _in_words(info.annotation)
+
+
+def _kind(metadata: Any) -> str | None:
+    if isinstance(metadata, BeforeValidator | PlainValidator):
+        return _KINDS.get(metadata.func)
+    return None
+
+
+def _in_words(annotation: Any) -> str:
+    origin = get_origin(annotation)
+    if origin is Annotated:
+        base, *metadata = get_args(annotation)
+        return next((kind for item in metadata if (kind := _kind(item))), _in_words(base))
+    if origin in (Union, UnionType):
+        return _either([word for part in get_args(annotation) for word in _alternatives(part)])
+    if origin is Literal:
+        return _either(_alternatives(annotation))
+    if origin is tuple:
+        parts = get_args(annotation)
+        return (
+            f"list of {_in_words(parts[0])}" if parts[1] is ... else f"list of {len(parts)} numbers"
+        )
+    if section_of(annotation):
+        return "mapping"
+    if is_mapping(annotation):
+        return "mapping"
+    return "null" if annotation is NoneType else _NAMES.get(annotation, "any value")
+
+
+def _alternatives(annotation: Any) -> list[str]:
+    if get_origin(annotation) is Literal:
+        return [str(choice) for choice in get_args(annotation)]
+    return [_in_words(annotation)]
+
+
+def _either(words: list[str]) -> str:
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} or {words[-1]}"

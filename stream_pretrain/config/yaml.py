@@ -1,0 +1,134 @@
+"""YAML 1.2 files. In: text. Out: plain values, and the line of each. Knows nothing of what the keys
+mean.
+
+`1e9` and `3e-4` are numbers, `no` and `1:30:00` are text (PyYAML reads YAML 1.1 and says
+otherwise). Tags, merge keys and dates are not read as anything but text, or are refused.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ruamel.yaml import YAML
+from ruamel.yaml.error import MarkedYAMLError, YAMLError
+from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
+
+from stream_pretrain.errors import ConfigError, Fault
+
+KeyPath = tuple[str, ...]
+
+_TAG = "tag:yaml.org,2002:"
+_AS_TEXT = {f"{_TAG}{kind}" for kind in ("str", "timestamp", "value")}
+_AS_SCALAR = {f"{_TAG}{kind}" for kind in ("int", "float", "bool", "null")}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Document:
+    """What a file holds: `value`, and for each key path the place it stands (`run.yaml:12`)."""
+
+    value: Any
+    places: Mapping[KeyPath, str] = field(default_factory=dict)
+
+
+def load_yaml(path: str | Path) -> Any:
+    """The value of a YAML file. ConfigError when it cannot be read."""
+    return read_document(path).value
+
+
+def read_document(path: str | Path) -> Document:
+    """The value of a YAML file and where each key stands. ConfigError when it cannot be read."""
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except FileNotFoundError as error:
+        raise _fault(str(path), "", "no such file") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise _fault(str(path), "", f"cannot be read ({error})") from error
+    return parse_document(text, source=str(path))
+
+
+def parse_document(text: str, *, source: str) -> Document:
+    """The value of YAML text; `source` names it in places and messages."""
+    try:
+        root = _yaml().compose(io.StringIO(text))
+    except MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        place = f"{source}:{mark.line + 1}" if mark else source
+        raise _fault(place, "", f"not valid YAML ({error.problem or error.context})") from error
+    except YAMLError as error:
+        raise _fault(source, "", f"not valid YAML ({error})") from error
+    if root is None:
+        return Document(value=None)
+    places: dict[KeyPath, str] = {}
+    return Document(value=_Reader(source, places).value(root, ()), places=places)
+
+
+def parse_scalar(text: str) -> Any:
+    """One value as YAML reads it: `3e-4` -> float, `true` -> bool, `null` -> None, else the
+    text."""
+    resolver = _yaml().resolver
+    tag = resolver.resolve(ScalarNode, text, (True, False))
+    return _construct(ScalarNode(tag, text)) if str(tag) in _AS_SCALAR else text
+
+
+def dump_yaml(value: Any) -> str:
+    """Block-style YAML of plain values, keys in their order; `load_yaml` gives the same values."""
+    yaml = _yaml()
+    yaml.default_flow_style = False
+    yaml.sort_base_mapping_type_on_output = False  # type: ignore[assignment]
+    yaml.width = 1 << 16
+    stream = io.StringIO()
+    yaml.dump(value, stream)
+    return stream.getvalue()
+
+
+@dataclass(frozen=True)
+class _Reader:
+    """Nodes -> values, noting the place of each key."""
+
+    source: str
+    places: dict[KeyPath, str]
+
+    def value(self, node: Node, path: KeyPath) -> Any:
+        self.places[path] = self._place(node)
+        if isinstance(node, MappingNode):
+            return dict(self._pairs(node, path))
+        if isinstance(node, SequenceNode):
+            return [self.value(item, (*path, str(i))) for i, item in enumerate(node.value)]
+        if str(node.tag) in _AS_TEXT:
+            return node.value
+        if str(node.tag) not in _AS_SCALAR:
+            raise _fault(self._place(node), str(node.tag), "tags and merge keys are not read")
+        return _construct(node)
+
+    def _pairs(self, node: MappingNode, path: KeyPath) -> Iterator[tuple[str, Any]]:
+        seen: set[str] = set()
+        for key_node, value_node in node.value:
+            key = key_node.value if isinstance(key_node, ScalarNode) else None
+            if key is None or str(key_node.tag) == f"{_TAG}merge":
+                found = "<<" if key else "a list or mapping"
+                raise _fault(self._place(key_node), found, "a key must be plain text")
+            if key in seen:
+                raise _fault(self._place(key_node), f"a second '{key}'", "leave one of them out")
+            seen.add(key)
+            below = (*path, key)
+            yield key, self.value(value_node, below)
+            self.places[below] = self._place(key_node)
+
+    def _place(self, node: Node) -> str:
+        return f"{self.source}:{node.start_mark.line + 1}"
+
+
+def _yaml() -> YAML:
+    return YAML(typ="safe", pure=True)
+
+
+def _construct(node: Node) -> Any:
+    return _yaml().constructor.construct_object(node)
+
+
+def _fault(path: str, found: str, remedy: str) -> ConfigError:
+    return ConfigError.of([Fault(path=path, found=found, remedy=remedy)])
