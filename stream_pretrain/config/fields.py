@@ -107,6 +107,11 @@ def find_field(model: type[Section], path: tuple[str, ...]) -> Any:
     return find_field(section, path[1:]) if section else None
 
 
+def flags_of(options: type[Section]) -> dict[str, Any]:
+    """The annotations of a command's own flags, by the name that is typed."""
+    return {info.alias or name: info.annotation for name, info in options.model_fields.items()}
+
+
 def find_section(model: type[Section], path: tuple[str, ...]) -> type[Section] | None:
     """The section at a path (`data.train.0` is a stream), or None."""
     if not path:
@@ -125,7 +130,7 @@ def keys_of(model: type[Section], prefix: str = "") -> Iterator[Key]:
     """All keys that hold values, sections unfolded; keys of listed sections as
     `data.train[].remote`."""
     for name, info in model.model_fields.items():
-        path = f"{prefix}{name}"
+        path = f"{prefix}{info.alias or name}"
         section = section_of(info.annotation)
         if section and not may_be_null(info.annotation):
             yield from keys_of(section, f"{path}.")

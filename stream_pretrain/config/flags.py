@@ -15,6 +15,7 @@ from typing import Any
 from stream_pretrain.config.faults import did_you_mean
 from stream_pretrain.config.fields import (
     find_field,
+    flags_of,
     is_list,
     is_mapping,
     is_text,
@@ -43,6 +44,7 @@ def parse_flags(argv: Sequence[str], model: type[Section], options: type[Section
     """Read all arguments; what cannot be read becomes a fault, and reading goes on."""
     found = list(_pairs(argv, model, options))
     names = [name for name, _ in found]
+    own = flags_of(options)
     flags = Flags(print_config="print_config" in names, help="help" in names)
     for name, text in found:
         if name in ("print_config", "help"):
@@ -59,8 +61,8 @@ def parse_flags(argv: Sequence[str], model: type[Section], options: type[Section
             flags.faults.append(Fault(path=f"--{name}", found="", remedy="needs a value"))
         elif name == "config":
             flags.files.append(text)
-        elif name in options.model_fields:
-            _store(flags, flags.options, name, options.model_fields[name].annotation, name, text)
+        elif name in own:
+            _store(flags, flags.options, name, own[name], name, text)
         else:
             _store_key(flags, model, name, text)
     return flags
@@ -91,9 +93,9 @@ def _pairs(
 
 
 def _is_switch(name: str, model: type[Section], options: type[Section]) -> bool:
-    if name in options.model_fields:
-        return bool in members(options.model_fields[name].annotation)
-    return bool in members(find_field(model, tuple(name.split("."))))
+    own = flags_of(options)
+    annotation = own[name] if name in own else find_field(model, tuple(name.split(".")))
+    return bool in members(annotation)
 
 
 def _store_key(flags: Flags, model: type[Section], name: str, text: str) -> None:

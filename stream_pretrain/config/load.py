@@ -17,15 +17,12 @@ from stream_pretrain.config.document import help_text
 from stream_pretrain.config.faults import faults_of
 from stream_pretrain.config.fields import may_be_null, section_of
 from stream_pretrain.config.flags import Flags, parse_flags
+from stream_pretrain.config.options import NoOptions
 from stream_pretrain.config.types import Section
 from stream_pretrain.config.yaml import Document, KeyPath, dump_yaml, read_document
 from stream_pretrain.errors import ConfigError, Fault
 
 ModelT = TypeVar("ModelT", bound=Section)
-
-
-class NoOptions(Section):
-    """For commands without flags of their own."""
 
 
 @dataclass(frozen=True, kw_only=True)
