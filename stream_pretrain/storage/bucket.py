@@ -14,6 +14,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar, cast
 
@@ -21,7 +22,7 @@ from stream_pretrain.errors import StorageError
 from stream_pretrain.storage.clients import make_client
 from stream_pretrain.storage.location import Location
 from stream_pretrain.storage.reader import ResumingReader
-from stream_pretrain.storage.retry import OnRetry, RetryPolicy, retried
+from stream_pretrain.storage.retry import OnRetry, retried
 from stream_pretrain.storage.store import Infos, Names, ObjectInfo, Store
 from stream_pretrain.storage.transfer import write_whole
 
@@ -160,8 +161,9 @@ class BucketStore(Store):
         on_retry: OnRetry | None = None,
     ) -> int:
         """See `Store.download`."""
-        until = None if deadline_s is None else time.monotonic() + deadline_s
-        policy = RetryPolicy(attempts=self.policy.attempts, deadline_s=deadline_s)
+        deadline_s = self.config.deadline if deadline_s is None else deadline_s
+        until = time.monotonic() + deadline_s
+        policy = replace(self.policy, deadline_s=deadline_s)
 
         def fetch() -> int:
             chunks = self._chunks(self.place.key(key), until=until)
@@ -180,7 +182,7 @@ class BucketStore(Store):
         def send() -> ObjectInfo:
             size = path.stat().st_size
             part = max(PART_BYTES, -(-size // MOST_PARTS))
-            client = self._client(retries=self.config.retries)
+            client = self._client(retries=self.config.retries - 1)
             sent = obstore.put(client, full, path, chunk_size=part, use_multipart=size > part)
             held = self._info(cast("dict[str, Any]", obstore.head(self._client(), full)))
             if held.size != size or (sent["e_tag"] and held.etag != sent["e_tag"]):

@@ -64,10 +64,11 @@ def retried(
     policy: RetryPolicy,
     on_retry: OnRetry | None = None,
 ) -> T:
-    """`function()`, tried again after transient failures; else the `StorageError` of the
-    last one.
+    """`function()`, tried again after transient failures; else the `StorageError` of the last one.
+
+    The same damage twice in a row is the object's own: it is not fetched a third time.
     """
-    began = policy.clock()
+    began, damage = policy.clock(), ""
     for attempt in range(1, policy.attempts + 1):
         try:
             return function()
@@ -80,7 +81,9 @@ def retried(
             waited = policy.clock() - began
             wait_s = policy.wait_after(attempt) * random.uniform(0.7, 1.0)
             late = policy.deadline_s is not None and waited + wait_s >= policy.deadline_s
-            if attempt == policy.attempts or late:
+            settled = error.reason == "damaged" and str(error) == damage
+            damage = str(error) if error.reason == "damaged" else ""
+            if attempt == policy.attempts or late or settled:
                 raise _final(error, attempt, waited, late=late) from None
             if on_retry is not None:
                 on_retry(

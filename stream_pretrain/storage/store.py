@@ -76,7 +76,7 @@ class Store(ABC):
     @property
     def policy(self) -> RetryPolicy:
         """How often and how patiently this store tries again."""
-        return RetryPolicy(attempts=1 + self.config.retries)
+        return RetryPolicy(attempts=self.config.retries, deadline_s=self.config.deadline)
 
     @abstractmethod
     def head(self, key: str) -> ObjectInfo | None:
@@ -163,18 +163,6 @@ def open_store(location: str | Path, config: StorageConfig | None = None) -> Sto
 
 def default_config() -> StorageConfig:
     """The `storage` section with every default."""
-    try:
-        from stream_pretrain.config.sections import StorageConfig
-    except ImportError:  # TEMPORARY until config/sections.py exists
-        from types import SimpleNamespace
+    from stream_pretrain.config.sections import StorageConfig
 
-        return SimpleNamespace(  # type: ignore[return-value]
-            endpoint_url=None,
-            region=None,
-            profile=None,
-            anonymous=False,
-            requester_pays=False,
-            retries=7,
-            timeout=60.0,
-        )
     return StorageConfig()
