@@ -106,9 +106,7 @@ def _run_with_arguments(name: str, command: Command, words: list[str]) -> int:
     if command.arguments is not None:
         command.arguments(parser)
     if name != "demo":
-        parser.epilog = (
-            "Buckets: any key of the storage section as a flag, such as --storage.region."
-        )
+        parser.epilog = "Buckets: the storage section as flags, such as --storage.region."
     arguments, rest = parser.parse_known_args([_underscored(word) for word in words])
     if name == "demo" and rest:
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
@@ -149,10 +147,10 @@ def _usage() -> str:
 def _end_workers() -> None:
     """Kill DataLoader workers that an exception left behind: they ignore signals, and leaving joins
     them without a time limit."""
-    multiprocessing = sys.modules.get("multiprocessing")
-    if multiprocessing is not None:
-        for child in multiprocessing.active_children():
-            child.kill()
+    if "multiprocessing" in sys.modules:
+        from stream_pretrain.runtime.stop import kill_children
+
+        kill_children()
 
 
 def _whole(text: str) -> int:
@@ -175,7 +173,8 @@ def _step(parser: argparse.ArgumentParser) -> None:
 
 
 def _json(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--json", action="store_true", help="print JSON for a script")
+    help_text = "print JSON for a script"
+    parser.add_argument("--json", action="store_true", dest="as_json", help=help_text)
 
 
 def _export(parser: argparse.ArgumentParser) -> None:
@@ -216,7 +215,7 @@ def _verify(parser: argparse.ArgumentParser) -> None:
 def _replay(parser: argparse.ArgumentParser) -> None:
     _run(parser)
     parser.add_argument(
-        "--step", type=_whole, metavar="N", help="last data step (default: the newest checkpoint's)"
+        "--step", type=_whole, metavar="N", help="last data step (default: as far as it came)"
     )
     _json(parser)
 
