@@ -163,14 +163,17 @@ def test_an_evaluation_comes_after_the_steps_before_it(tmp_path: Path) -> None:
     job.step(1)
     with job.observer.during("evaluation"):
         job.clock.now += 3
-    job.observer.evaluation(step=1, sets={"web": {"loss": 0.0}, "code": {"loss": 1e4}})
+    sets = {"web": {"loss": 0.0}, "code": {"loss": 1e4}}
+    assert names(job.observer.evaluation(step=1, sets=sets)) == [("step", 1)]
     events = job.written()
     assert names(events) == [("start", 0), ("step", 1), ("evaluation", 1), ("evaluation", 1)]
     assert [event.get("set") for event in events[2:]] == ["web", "code"]
     assert events[2]["perplexity"] == 1.0
     assert events[2]["seconds"] == 1.5
     assert events[3]["nonfinite"] == {"perplexity": "inf"}
-    assert names(job.step(2)) == [("step", 1)]
+    assert job.step(2) == []
+    assert names(job.observer.flush()) == [("step", 2)]
+    assert job.observer.flush() == []
 
 
 def test_a_save_flushes_and_counts_the_time_that_training_stood_still(tmp_path: Path) -> None:
@@ -181,7 +184,7 @@ def test_a_save_flushes_and_counts_the_time_that_training_stood_still(tmp_path: 
     with job.observer.during("save"):
         assert names(job.written())[-1] == ("step", 2)
         job.clock.now += 4
-    job.observer.save(step=2, bytes=10)
+    assert names(job.observer.save(step=2, bytes=10)) == [("step", 1), ("step", 2)]
     assert job.written()[-1] == {
         "event": "save",
         "step": 2,
