@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from stream_pretrain.config.sections import Config
 from stream_pretrain.config.types import Span
@@ -38,7 +38,7 @@ class Plan:
     micro_steps: int
     total_steps: int | None
     warmup_steps: int
-    decay_steps: int
+    decay_steps: int | None
     max_seconds: float | None
     holdout_samples: Mapping[str, int]
     evaluate_every: int | None
@@ -61,6 +61,10 @@ class Plan:
     def total_tokens(self) -> int | None:
         """Targets of the whole run, where its length is known."""
         return None if self.total_steps is None else self.total_steps * self.tokens_per_step
+
+    def seen_from(self, world: World) -> Plan:
+        """The same plan on another rank of the same world."""
+        return replace(self, world=world)
 
     def evaluation_due(self, step: int) -> bool:
         """Whether to evaluate after `step` updates: the last one included, before it is saved."""
@@ -289,11 +293,12 @@ def _total_steps(config: Config, tokens_per_step: int, steps_per_epoch: int) -> 
 
 def _schedule_steps(
     config: Config, total_steps: int | None, tokens_per_step: int, faults: list[Fault]
-) -> tuple[int, int]:
-    """Warm-up and decay in steps."""
+) -> tuple[int, int | None]:
+    """Warm-up and decay in steps; no decay length means: to the end of the run."""
     schedule = config.schedule
     kind = schedule.kind
-    if total_steps is None and kind in ("cosine", "linear", "wsd"):
+    open_end = total_steps is None and (kind == "wsd" or schedule.decay is None)
+    if open_end and kind in ("cosine", "linear", "wsd"):
         faults.append(
             Fault(
                 path="schedule.kind",
@@ -310,7 +315,7 @@ def _schedule_steps(
                 remedy=f"must be at most optimizer.lr {config.optimizer.lr}",
             )
         )
-    steps = []
+    steps: list[int | None] = []
     for path, span in (("schedule.warmup", schedule.warmup), ("schedule.decay", schedule.decay)):
         if span is not None and span.unit == "fraction" and span.amount and total_steps is None:
             if path == "schedule.warmup" and "warmup" not in schedule.model_fields_set:
@@ -319,12 +324,14 @@ def _schedule_steps(
             remedy = "a fraction needs the length of the run; write steps or tokens"
             faults.append(Fault(path=path, found=str(span.plain()), remedy=remedy))
         steps.append(span_steps(span, total_steps or 0, tokens_per_step))
-    warmup, decay = steps
-    if total_steps is not None and warmup + decay > total_steps:
+    warmup, decay = steps[0] or 0, steps[1]
+    if schedule.decay is None:
+        decay = None
+    if total_steps is not None and warmup + (decay or 0) > total_steps:
         faults.append(
             Fault(
                 path="schedule.warmup",
-                found=f"{warmup} steps, with {decay} of decay",
+                found=f"{warmup} steps, with {decay or 0} of decay",
                 remedy=f"the run has {total_steps} steps; shorten them or train longer",
             )
         )

@@ -7,6 +7,7 @@ which is what the digest's sum modulo 2**64 needs.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -70,6 +71,24 @@ class Control:
         vector = torch.tensor([int(wish)], dtype=torch.int64)
         dist.all_reduce(vector, group=self._group)
         return bool(vector.item())
+
+    def new_group(self) -> dist.ProcessGroup | None:
+        """Another gloo group over all ranks, for work beside the loop; made by all ranks at the same point."""
+        return None if self._group is None else dist.new_group(backend="gloo")
+
+    def leader_first(self, world: World, action: Callable[[], None]) -> None:
+        """Run on rank 0. Where it fails there, the error is raised on rank 0 and the others leave quietly."""
+        failure: Exception | None = None
+        if world.is_leader:
+            try:
+                action()
+            except Exception as error:
+                failure = error
+        failed = self.agree(failure is not None)
+        if failure is not None:
+            raise failure
+        if failed:
+            raise SystemExit(0)
 
     def barrier(self) -> None:
         """Wait for all ranks."""

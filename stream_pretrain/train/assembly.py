@@ -1,44 +1,298 @@
 """Configuration -> `Job`. The only wiring: every part of a run is made here, in the order in which it must be.
 
-launch -> facts -> plan -> owner -> checkpoint found -> data -> model -> optimizer -> state restored -> observer
+facts -> plan -> launch -> owner -> model -> checkpoint -> data -> job
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from stream_pretrain.checkpoint.lease import Lease
+from stream_pretrain.checkpoint.lease import hold_lease
 from stream_pretrain.checkpoint.save import Checkpoints
 from stream_pretrain.checkpoint.state import TrainState
 from stream_pretrain.config.sections import Config
-from stream_pretrain.data.fingerprint import fingerprint
+from stream_pretrain.data.fingerprint import Fingerprint, fingerprint
 from stream_pretrain.data.holdout import Holdout
 from stream_pretrain.data.identity import check_world, library_version
 from stream_pretrain.data.position import EpochClock
-from stream_pretrain.data.shards import open_dataset
 from stream_pretrain.data.stream import EpochStream, LoaderSettings
-from stream_pretrain.model.build import build_model, materialise, model_config_yaml, model_facts
-from stream_pretrain.optim.build import build_optimizer
+from stream_pretrain.model.build import model_facts
+from stream_pretrain.observe.console import StatusLine
+from stream_pretrain.observe.jsonl import MetricsFile
+from stream_pretrain.observe.observer import Goal, Observer
+from stream_pretrain.observe.throughput import Meter
 from stream_pretrain.optim.schedule import Schedule
 from stream_pretrain.plan import Plan, plan
 from stream_pretrain.runtime.control import Control
 from stream_pretrain.runtime.launch import launch, requested_world
 from stream_pretrain.runtime.stop import Deadline, SignalFlag
-from stream_pretrain.schema import ModelFacts, World
+from stream_pretrain.schema import World
+from stream_pretrain.train import continuity, rundir
+from stream_pretrain.train.datasets import holdouts, training_dataset
 from stream_pretrain.train.gather import Sources, gather
 from stream_pretrain.train.job import Job
+from stream_pretrain.train.network import Network, make_network
 from stream_pretrain.train.step import Updater
 
 if TYPE_CHECKING:
     from lightning.fabric import Fabric
-    from torch import nn
-    from torch.optim import Optimizer
 
     from stream_pretrain.storage.store import Store
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prepared:
+    """What is known before any process is launched: it costs no more than reading indexes."""
+
+    config: Config
+    sources: Sources
+    plan: Plan
+
+
+def prepare(config: Config) -> Prepared:
+    """Gather facts and derive the plan; every fault of both together with what was found.
+
+    Raises:
+        ConfigError: what does not fit. Nothing was started.
+    """
+    sources = gather(config)
+    planned = plan(
+        config,
+        requested_world(config.compute),
+        [source.facts for source in sources.train],
+        {name: [s.facts for s in held] for name, held in sources.holdouts.items()},
+        model_facts(config.model),
+    )
+    return Prepared(config=config, sources=sources, plan=planned)
+
+
+@contextlib.contextmanager
+def assembled(prepared: Prepared) -> Iterator[Job]:
+    """Launch, make every part, restore, and hand over a `Job`; everything is let go of afterwards."""
+    config = prepared.config
+    if config.compute.threads is not None:
+        torch.set_num_threads(config.compute.threads)
+    fabric, world = launch(config.compute)
+    check_world(world)
+    with contextlib.ExitStack() as cleanup:
+        signals = SignalFlag()
+        signals.install()
+        cleanup.callback(signals.remove)
+        control = Control(world)
+        run = rundir.open_run(config)
+        control.leader_first(world, partial(_own, cleanup, config, run))
+        yield _job(prepared, fabric, world, control, run, signals, cleanup)
+
+
+def _own(cleanup: contextlib.ExitStack, config: Config, run: Store) -> None:
+    rundir.check_fresh(config, run)
+    cleanup.enter_context(hold_lease(run))
+
+
+def _job(
+    prepared: Prepared,
+    fabric: Fabric,
+    world: World,
+    control: Control,
+    run: Store,
+    signals: SignalFlag,
+    cleanup: contextlib.ExitStack,
+) -> Job:
+    config, sources = prepared.config, prepared.sources
+    planned = prepared.plan.seen_from(world)
+    card = sources.train[0].facts.card
+    network = make_network(
+        config, fabric, seq_len=planned.seq_len, eos_id=card.eos_id if card else None
+    )
+    staging = rundir.staging_directory(config, run)
+    observer = _observer(config, planned, run, staging, world)
+    cleanup.callback(observer.close)
+    checkpoints = _checkpoints(prepared, network, control, run, staging, world, observer)
+    cleanup.callback(checkpoints.close)
+    state, resumed = _state(config, planned, checkpoints, observer)
+    if world.is_leader and not _is_finished(planned, state):
+        rundir.write_config(config, run, {"fingerprint": state.fingerprint["digest"]})
+    observer.start(
+        step=state.step,
+        tokens=state.tokens,
+        resumed=resumed,
+        versions=rundir.versions(),
+        fingerprint=state.fingerprint["digest"],
+        world_size=world.world_size,
+        device=str(fabric.device),
+        run_id=state.run_id,
+        phase=state.phase,
+    )
+    return Job(
+        plan=planned,
+        state=state,
+        run=run,
+        fabric=fabric,
+        model=network.model,
+        stream=_stream(config, planned, sources, state, fabric, cleanup),
+        updater=_updater(config, planned, fabric, network, control),
+        schedule=_schedule(config, planned),
+        holdouts=holdouts(config, planned, sources),
+        checkpoints=checkpoints,
+        observer=observer,
+        control=control,
+        signals=signals,
+        deadline=Deadline(_scheduler_deadline()),
+        stop_on_nonfinite=config.optimizer.on_nonfinite == "stop",
+        save_every_s=config.checkpoint.every_time,
+    )
+
+
+def _state(
+    config: Config, planned: Plan, checkpoints: Checkpoints, observer: Observer
+) -> tuple[TrainState, bool]:
+    """The newest whole checkpoint's state, after its tensors are in place; or a fresh one."""
+    data = fingerprint(planned, library_version())
+    training = continuity.training_fields(config, planned)
+    found = checkpoints.find(config.run.resume)
+    if found is None:
+        state = TrainState(run_id=uuid.uuid4().hex, world_size=planned.world.world_size)
+        continuity.begin(state, data, training)
+        return state, False
+    state = checkpoints.restore(found)
+    for line in continuity.go_on(state, data, training, config):
+        observer.say(f"accepted: {line}")
+    state.world_size = planned.world.world_size
+    return state, True
+
+
+def _is_finished(planned: Plan, state: TrainState) -> bool:
+    return planned.total_steps is not None and state.step >= planned.total_steps
+
+
+def _checkpoints(
+    prepared: Prepared,
+    network: Network,
+    control: Control,
+    run: Store,
+    staging: Path,
+    world: World,
+    observer: Observer,
+) -> Checkpoints:
+    config = prepared.config
+    extras = None
+    if world.is_leader:
+        extras = rundir.make_extras(staging, prepared.sources, config, network.model_config)
+    publish = None if run.is_local else partial(_upload_metrics, run)
+    return Checkpoints(
+        run=run,
+        staging=staging,
+        config=config.checkpoint,
+        world=world,
+        group=control.new_group(),
+        model=network.model,
+        optimizer=network.optimizer,
+        extras=extras,
+        before_receipt=partial(observer.sync, publish),
+        seed=config.run.seed,
+    )
+
+
+def _upload_metrics(run: Store, path: Path) -> None:
+    run.upload(path, rundir.METRICS_NAME)
+
+
+def _observer(
+    config: Config, planned: Plan, run: Store, staging: Path, world: World
+) -> Observer:
+    meter = Meter(
+        flops_per_token=planned.model.flops_per_token,
+        peak_flops=_peak_flops(config, world),
+    )
+    if not world.is_leader:
+        return Observer(meter=meter, log_due=planned.log_due)
+    return Observer(
+        meter=meter,
+        log_due=planned.log_due,
+        metrics=MetricsFile(rundir.local_metrics(run, staging)),
+        console=StatusLine(),
+        goal=Goal(
+            steps=planned.total_steps,
+            tokens=planned.total_tokens,
+        ),
+    )
+
+
+def _peak_flops(config: Config, world: World) -> float | None:
+    peak = config.compute.peak_flops
+    return None if peak is None else peak * world.world_size
+
+
+def _stream(
+    config: Config,
+    planned: Plan,
+    sources: Sources,
+    state: TrainState,
+    fabric: Fabric,
+    cleanup: contextlib.ExitStack,
+) -> EpochStream:
+    clock = EpochClock(
+        global_batch=planned.global_batch,
+        steps_per_epoch=planned.steps_per_epoch,
+        num_canonical_nodes=planned.order.canonical_nodes,
+        shuffle_seed=planned.order.shuffle_seed,
+    )
+    settings = LoaderSettings(
+        micro_batch=planned.micro_batch,
+        micro_steps=planned.micro_steps,
+        workers=config.data.workers,
+        pin_memory=fabric.device.type == "cuda",
+    )
+    stream = EpochStream(
+        training_dataset(config, planned, sources),
+        clock,
+        settings,
+        state.data_step - state.phase_start,
+    )
+    cleanup.callback(stream.close_epoch)
+    return stream
+
+
+def _updater(
+    config: Config, planned: Plan, fabric: Fabric, network: Network, control: Control
+) -> Updater:
+    starts, total = [], 0
+    for facts in planned.streams:
+        starts.append(total)
+        total += facts.samples
+    return Updater(
+        fabric=fabric,
+        model=network.model,
+        optimizer=network.optimizer,
+        stepper=network.stepper,
+        control=control,
+        tokens_per_step=planned.tokens_per_step,
+        clip_norm=config.optimizer.clip_norm,
+        stream_starts=starts,
+    )
+
+
+def _schedule(config: Config, planned: Plan) -> Schedule:
+    return Schedule(
+        kind=config.schedule.kind,
+        peak=config.optimizer.lr,
+        floor=config.schedule.min_lr,
+        warmup_steps=planned.warmup_steps,
+        total_steps=planned.total_steps,
+        decay_steps=planned.decay_steps,
+    )
+
+
+def _scheduler_deadline() -> float | None:
+    """SLURM's end time of this job, seconds since 1970, where it is known."""
+    end = os.environ.get("SLURM_JOB_END_TIME", "")
+    return float(end) if end.isdigit() else None

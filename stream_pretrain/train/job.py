@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from stream_pretrain.plan import Plan
     from stream_pretrain.runtime.control import Control
     from stream_pretrain.runtime.stop import Deadline, SignalFlag
+    from stream_pretrain.storage.store import Store
 
 COMPLETE = "complete"
 TIME_UP = "max_time"
@@ -42,6 +43,7 @@ class Job:
 
     plan: Plan
     state: TrainState
+    run: Store
     fabric: Fabric
     model: nn.Module
     stream: EpochStream
@@ -110,13 +112,9 @@ class Job:
 
     def evaluate(self) -> None:
         """Loss on every validation set."""
-        begun = self.clock()
         with self.observer.during("evaluation"):
             sets = evaluate(self.fabric, self.model, self.holdouts)
-        seconds = self.clock() - begun
-        self._inspect(
-            self.observer.evaluation(step=self.state.step, sets=sets, seconds=seconds)
-        )
+        self.observer.evaluation(step=self.state.step, sets=sets)
         mean = sum(found["loss"] for found in sets.values()) / len(sets)
         if not self.state.best or mean < self.state.best["loss"]:
             self.state.best = {"step": self.state.step, "loss": mean}
@@ -130,12 +128,13 @@ class Job:
 
     def save(self) -> None:
         """A checkpoint of this step; metrics up to here are on the disk before its receipt."""
-        self._inspect(self.observer.flush())
+        self._inspect(self.observer.read())
         if self._halt is not None:
             return
         with self.observer.during("save"):
             stalled = self.checkpoints.save(self.state)
-        self.observer.save(step=self.state.step, seconds=stalled)
+        if stalled:
+            self.observer.save(step=self.state.step, seconds=stalled)
         self.deadline.margin_s = max(self.deadline.margin_s, 2 * stalled)
         self._last_save = self.clock()
 
@@ -145,7 +144,7 @@ class Job:
         Raises:
             TrainingError: the run stops because of a non-finite loss or gradient.
         """
-        self._inspect(self.observer.flush())
+        self._inspect(self.observer.read())
         if self._halt is None:
             self.save()
         self.checkpoints.wait()

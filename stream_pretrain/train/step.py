@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from stream_pretrain.data.batch import Batch
 from stream_pretrain.data.digest import as_signed, step_sum
 from stream_pretrain.model.loss import loss_by_stream, token_loss
-from stream_pretrain.optim.build import set_rate
+from stream_pretrain.optim.build import decides_on_device
 from stream_pretrain.runtime.control import Control, Heard
 
 if TYPE_CHECKING:
@@ -49,6 +49,7 @@ class Updater:
         fabric: Fabric,
         model: nn.Module,
         optimizer: torch.optim.Optimizer,
+        stepper: Any,
         control: Control,
         tokens_per_step: int,
         clip_norm: float | None,
@@ -57,6 +58,7 @@ class Updater:
         self._fabric = fabric
         self._model: Any = model
         self._optimizer = optimizer
+        self._stepper = stepper
         self._control = control
         self._tokens = tokens_per_step
         self._clip_norm = clip_norm
@@ -115,13 +117,13 @@ class Updater:
     def _apply(self, grad_norm: Tensor, lr: float) -> Tensor:
         """Step unless the norm is not finite; decided on the device where the optimizer can."""
         finite = torch.isfinite(grad_norm)
-        set_rate(self._optimizer, lr)
-        inner = getattr(self._optimizer, "optimizer", self._optimizer)
-        if _decides_on_device(inner):
-            inner.found_inf = (~finite).float().reshape(())
-            self._optimizer.step()
+        for group in self._optimizer.param_groups:
+            group["lr"] = lr
+        if decides_on_device(self._optimizer):
+            self._optimizer.found_inf = (~finite).float().reshape(())  # type: ignore[attr-defined]
+            self._stepper.step()
         elif bool(finite):
-            self._optimizer.step()
+            self._stepper.step()
         self._optimizer.zero_grad(set_to_none=True)
         return finite
 
@@ -143,9 +145,3 @@ def _wrapped_sum(values: Any) -> int:
 
 def _counts(streams: Sequence[Tensor], number: int) -> tuple[int, ...]:
     return tuple(torch.bincount(torch.cat(list(streams)), minlength=number).tolist())
-
-
-def _decides_on_device(optimizer: torch.optim.Optimizer) -> bool:
-    """Fused Adam reads `found_inf` and leaves its state untouched where it is set."""
-    fused = all(group.get("fused") for group in optimizer.param_groups)
-    return fused and isinstance(optimizer, torch.optim.Adam | torch.optim.AdamW)

@@ -1,0 +1,74 @@
+"""`stream-pretrain fit` and `plan`. In: a loaded configuration. Out: an exit code. Assembly and loop do the work."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict
+from typing import Any
+
+from stream_pretrain.runtime.stop import EXIT_STOPPED, kill_children
+from stream_pretrain.train import rundir
+from stream_pretrain.train.assembly import Prepared, assembled, prepare
+from stream_pretrain.train.job import COMPLETE, TIME_UP, Job
+from stream_pretrain.train.loop import train
+
+FINISHED = (COMPLETE, TIME_UP)
+
+
+def fit(loaded: Any) -> int:
+    """Train, or go on training. 0: finished, 75: stopped by a signal or deadline with a whole checkpoint."""
+    try:
+        with assembled(prepare(loaded.config)) as job:
+            return run(job)
+    finally:
+        kill_children()
+
+
+def run(job: Job) -> int:
+    """Train a job to its end and say how it ended."""
+    if job.stop_reason() == COMPLETE:
+        job.observer.say(f"nothing to do: the run is finished at step {job.state.step}")
+        return 0
+    reason = train(job)
+    code = 0 if reason in FINISHED else EXIT_STOPPED
+    if not job.plan.world.is_leader:
+        return 0  # a launcher kills rank 0 when another rank leaves with anything else
+    job.observer.stop(step=job.state.step, reason=reason, digest=job.state.digest)
+    rundir.write_stop(job.run, code=code, reason=reason, step=job.state.step)
+    if code == EXIT_STOPPED:
+        job.observer.say(f"stopped by {reason} at step {job.state.step}; run the same command to go on")
+    return code
+
+
+def show_plan(loaded: Any) -> int:
+    """Print what would be done."""
+    prepared = prepare(loaded.config)
+    json.dump(summary(prepared), sys.stdout, indent=2)
+    sys.stdout.write("\n")
+    return 0
+
+
+def summary(prepared: Prepared) -> dict[str, Any]:
+    """The plan in plain JSON values."""
+    planned = prepared.plan
+    return {
+        "model": asdict(planned.model),
+        "world_size": planned.world.world_size,
+        "seq_len": planned.seq_len,
+        "global_batch": planned.global_batch,
+        "micro_batch": planned.micro_batch,
+        "micro_steps": planned.micro_steps,
+        "tokens_per_step": planned.tokens_per_step,
+        "steps_per_epoch": planned.steps_per_epoch,
+        "total_steps": planned.total_steps,
+        "total_tokens": planned.total_tokens,
+        "warmup_steps": planned.warmup_steps,
+        "decay_steps": planned.decay_steps,
+        "order": asdict(planned.order),
+        "streams": [
+            {"name": s.name, "location": s.location, "samples": s.samples, "shards": s.shards}
+            for s in planned.streams
+        ],
+        "validation": dict(planned.holdout_samples),
+    }
