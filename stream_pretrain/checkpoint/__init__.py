@@ -1,1 +1,3 @@
-"""Training state on disk: state -> tensors -> host copy -> staged files -> receipt -> published; and back, verified."""
+"""Training state on disk: state -> tensors -> host copy -> staged files -> receipt -> published;
+and back, verified.
+"""

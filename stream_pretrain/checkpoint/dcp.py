@@ -1,7 +1,9 @@
-"""Named tensors <-> one directory in torch.distributed.checkpoint's format. Does not hash, rename or communicate.
+"""Named tensors <-> one directory in torch.distributed.checkpoint's format. Does not hash, rename
+or communicate.
 
-The planner and the file writer are driven step by step, because planning needs one exchange between the ranks that
-carries our errors too, and writing must take the host copies while the plan is made from the live, sharded tensors.
+The planner and the file writer are driven step by step, because planning needs one exchange between
+the ranks that carries our errors too, and writing must take the host copies while the plan is made
+from the live, sharded tensors.
 """
 
 from __future__ import annotations
@@ -12,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from torch import Tensor
-from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
+from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, TensorStorageMetadata
 from torch.distributed.checkpoint.planner import SavePlan
 from torch.distributed.checkpoint.storage import WriteResult
@@ -35,7 +37,9 @@ class _HostPlanner(DefaultSavePlanner):
 
 
 class PartWriter:
-    """Writes one directory of tensors over all ranks: `local_plan`, exchange, `write`, exchange, `finish`."""
+    """Writes one directory of tensors over all ranks: `local_plan`, exchange, `write`, exchange,
+    `finish`.
+    """
 
     def __init__(self, live: Mapping[str, Tensor], host: Mapping[str, Tensor]) -> None:
         self._live = dict(live)

@@ -1,23 +1,69 @@
-"""Files of one save on a local disk. In: a directory of checkpoints. Out: a synced directory under its final name.
+"""Files of one save on a local disk. In: a directory of checkpoints. Out: a synced directory under
+its final name.
 
-A save is written below `.saving-<step>.<owner>` and renamed when every byte is synced. Does not write receipts.
+A save is written below `.saving-<step>.<owner>` and renamed when every byte is synced. Does not
+write receipts.
 """
 
 from __future__ import annotations
 
 import os
 import shutil
+import time
+from collections.abc import Iterable
 from pathlib import Path
 
 from stream_pretrain.checkpoint.layout import DELETING_PREFIX, SAVING_PREFIX, step_name
+from stream_pretrain.checkpoint.process import token_lives
+from stream_pretrain.errors import StorageError
+
+FOREIGN_SAVE_SECONDS = 3600.0
 
 
-def begin(directory: Path, step: int, owner: str) -> Path:
-    """A fresh directory for a save in progress."""
-    place = directory / f"{SAVING_PREFIX}{step_name(step)}.{owner}"
+def begin(place: Path, parts: Iterable[str]) -> None:
+    """A fresh directory for a save in progress, with one directory for each part."""
     shutil.rmtree(place, ignore_errors=True)
-    place.mkdir(parents=True)
-    return place
+    for part in parts:
+        (place / part).mkdir(parents=True)
+
+
+def saving_place(directory: Path, step: int, owner: str) -> Path:
+    """Where a save of `owner` (a process token) is written."""
+    return directory / f"{SAVING_PREFIX}{step_name(step)}.{owner}"
+
+
+def require_space(directory: Path, needed: int) -> None:
+    """`StorageError` "full" when a save of `needed` bytes cannot fit."""
+    free = shutil.disk_usage(directory).free
+    if free < needed:
+        raise StorageError(
+            f"{directory}: {needed} bytes are needed for a checkpoint, {free} are free. "
+            "Free some, lower checkpoint.keep_last, or set checkpoint.staging to another disk.",
+            "full",
+        )
+
+
+def clean_leftovers(directory: Path, *, own: str) -> list[str]:
+    """Remove what dead saves and deletions left behind; the names that were removed.
+
+    A save of a living process is left alone, as is one of another machine that was written to
+    within the last hour.
+    """
+    removed = []
+    for path in sorted(directory.glob(".*")):
+        if path.name.startswith(DELETING_PREFIX):
+            dead = True
+        elif path.name.startswith(SAVING_PREFIX):
+            owner = path.name.rpartition(".")[2]
+            alive = token_lives(owner)
+            recent = time.time() - path.stat().st_mtime < FOREIGN_SAVE_SECONDS
+            dead = owner != own and not (recent if alive is None else alive)
+        else:
+            continue
+        if dead:
+            shutil.rmtree(path, ignore_errors=True)
+            removed.append(path.name)
+    return removed
 
 
 def write_file(path: Path, data: bytes) -> None:

@@ -1,12 +1,13 @@
-"""Names and receipts. In: steps and file stamps. Out: paths, `Receipt` and its JSON. Does not touch files.
+"""Names and receipts. In: steps and file stamps. Out: paths, `Receipt` and its JSON. Touches no
+files.
 
-RUN/checkpoints/step-00001000/
-  model/ optimizer/        tensors in torch.distributed.checkpoint's format (.metadata, __<rank>_<n>.distcp)
-  tensors.json             what the tensors leave out: tied names, optimizer scalars, group settings
-  state.json               TrainState
-  rng-00000.pt             random generators, one file per rank
-  tokenizer/ model_config.yaml
-  receipt.json             last: every file with size and xxh3-128, sealed by a hash over itself
+    RUN/checkpoints/step-00001000/
+      model/ optimizer/     tensors as torch.distributed.checkpoint writes them
+      tensors.json          what these leave out: tied names, optimizer scalars, group settings
+      state.json            TrainState
+      rng-00000.pt          random generators, one file per rank
+      tokenizer/ model_config.yaml
+      receipt.json          last: every file with size and xxh3-128, sealed by a hash over itself
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ OPTIMIZER_DIR = "optimizer"
 STATE_NAME = "state.json"
 TENSORS_NAME = "tensors.json"
 ABANDONED_NAME = "abandoned.json"
+IDENTITY_NAME = "identity.json"
 SAVING_PREFIX = ".saving-"
 DELETING_PREFIX = ".deleting-"
 RECEIPT_SCHEMA_VERSION = 1
@@ -53,7 +55,9 @@ def rng_name(rank: int) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Receipt:
-    """The file that makes a checkpoint exist. `files` excludes the receipt; `created` is Unix seconds."""
+    """The file that makes a checkpoint exist. `files` excludes the receipt; `created` is Unix
+    seconds.
+    """
 
     step: int
     data_step: int
@@ -68,7 +72,9 @@ class Receipt:
         return sum(stamp.size for stamp in self.files)
 
     def to_json(self) -> str:
-        """Indented JSON with sorted keys, sealed: a flipped bit anywhere is noticed when it is read."""
+        """Indented JSON with sorted keys, sealed: a flipped bit anywhere is noticed when it is
+        read.
+        """
         body = {"schema_version": RECEIPT_SCHEMA_VERSION, "kind": "checkpoint", **asdict(self)}
         return _dump({**body, "seal": _seal(body)})
 
@@ -104,7 +110,9 @@ def receipt_of(
     created: float,
     stamps: Iterable[FileStamp],
 ) -> Receipt:
-    """A receipt over the stamps of all ranks, sorted by name; two stamps of one name are a fault of ours."""
+    """A receipt over the stamps of all ranks, sorted by name; two stamps of one name are a fault of
+    ours.
+    """
     files = tuple(sorted(stamps, key=lambda stamp: stamp.name))
     names = [stamp.name for stamp in files]
     assert len(set(names)) == len(names), f"two ranks wrote the same file: {names}"

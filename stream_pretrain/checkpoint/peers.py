@@ -1,14 +1,15 @@
-"""Ranks of one save or load, talking. In: a gloo group of their own (None for one process). Out: agreed results.
+"""Ranks of one save or load, talking. In: a gloo group of their own (None for one process). Out:
+agreed results.
 
-Whatever fails on one rank is raised on all of them, so that none waits for another. Never uses the group that
-training uses: an asynchronous save beside the loop's all-reduce hangs there.
+Whatever fails on one rank is raised on all of them, so that none waits for another. Never uses the
+group that training uses: an asynchronous save beside the loop's all-reduce hangs there.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
 import torch.distributed as dist
 
@@ -21,21 +22,18 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True)
 class _Failure:
-    """An exception that can cross to another rank: name of its class, message, reason of a StorageError."""
+    """An exception that can cross to another rank."""
 
     rank: int
     kind: str
     message: str
-    reason: str = "other"
+    reason: str
 
     @classmethod
     def of(cls, error: Exception, rank: int) -> _Failure:
         reason = error.reason if isinstance(error, StorageError) else "other"
-        text = (
-            str(error)
-            if isinstance(error, StreamPretrainError)
-            else f"{type(error).__name__}: {error}"
-        )
+        own = isinstance(error, StreamPretrainError)
+        text = str(error) if own else f"{type(error).__name__}: {error}"
         return cls(rank=rank, kind=type(error).__name__, message=text, reason=reason)
 
     def revive(self) -> StreamPretrainError:
@@ -49,51 +47,73 @@ class _Failure:
         return CheckpointError(text)
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Outcome(Generic[T]):
+    """What an action came to on this rank: a value or an error."""
+
+    value: T | None
+    error: Exception | None
+
+    @classmethod
+    def of(cls, action: Callable[[], T]) -> _Outcome[T]:
+        try:
+            return cls(value=action(), error=None)
+        except Exception as error:  # whatever it is, the other ranks must hear of it
+            return cls(value=None, error=error)
+
+    def unwrap(self) -> T:
+        if self.error is not None:
+            raise self.error
+        return cast("T", self.value)
+
+
 class Peers:
-    """Collectives over small Python objects, with errors. All ranks make the same calls in the same order."""
+    """Collectives over small objects, with errors. All ranks make the same calls in one order."""
 
     def __init__(self, world: World, group: dist.ProcessGroup | None) -> None:
         assert world.world_size == 1 or group is not None, "several ranks need a group for saving"
         self.world = world
-        self._group = group
+        self._group = group if world.world_size > 1 else None
 
     def every(self, action: Callable[[], T]) -> list[T]:
         """Run on each rank; all results in rank order on the leader, an empty list elsewhere."""
-        result, error = _attempt(action)
+        outcome = _Outcome.of(action)
         if self._group is None:
-            if error is not None:
-                raise error
-            return [result]  # type: ignore[list-item]
-        mine = _Failure.of(error, self.world.rank) if error is not None else result
-        gathered: list[Any] | None = (
-            [None] * self.world.world_size if self.world.is_leader else None
-        )
-        dist.gather_object(mine, gathered, dst=0, group=self._group)
-        failures = [entry for entry in gathered or () if isinstance(entry, _Failure)]
+            return [outcome.unwrap()]
+        error = outcome.error
+        mine = outcome.value if error is None else _Failure.of(error, self.world.rank)
+        box: list[Any] | None = [None] * self.world.world_size if self.world.is_leader else None
+        dist.gather_object(mine, box, dst=0, group=self._group)
+        failures = [entry for entry in box or () if isinstance(entry, _Failure)]
         self._raise_first(self._broadcast(failures), error)
-        return list(gathered or ())
+        return list(box or ())
 
     def leader(self, action: Callable[[], T]) -> T:
         """Run on rank 0 only; its result on every rank."""
         if self._group is None:
             return action()
-        result, error = _attempt(action) if self.world.is_leader else (None, None)
+        outcome = _Outcome.of(action) if self.world.is_leader else None
+        error = outcome.error if outcome is not None else None
         failures = [_Failure.of(error, 0)] if error is not None else []
-        failures, result = self._broadcast((failures, result))
+        failures, value = self._broadcast((failures, outcome.value if outcome else None))
         self._raise_first(failures, error)
-        return result  # type: ignore[return-value]
+        return cast("T", value)
 
-    def scatter(self, values: Sequence[T] | None) -> T:
-        """Rank 0's values, one to each rank."""
+    def deal(self, action: Callable[[], Sequence[T]]) -> T:
+        """Run on rank 0 only; the n-th of its results on rank n."""
         if self._group is None:
-            assert values is not None and len(values) == 1
-            return values[0]
-        received: list[Any] = [None]
-        dist.scatter_object_list(
-            received, list(values) if values else None, src=0, group=self._group
-        )
-        value: T = received[0]
-        return value
+            return action()[0]
+        hands: list[Any] | None = None
+        error = None
+        if self.world.is_leader:
+            outcome = _Outcome.of(action)
+            error = outcome.error
+            failed = _Failure.of(error, 0) if error is not None else None
+            hands = [failed] * self.world.world_size if failed else list(outcome.value or ())
+        box: list[Any] = [None]
+        dist.scatter_object_list(box, hands, src=0, group=self._group)
+        self._raise_first([box[0]] if isinstance(box[0], _Failure) else [], error)
+        return cast("T", box[0])
 
     def _broadcast(self, value: Any) -> Any:
         box = [value]
@@ -105,10 +125,3 @@ class Peers:
             raise own
         if failures:
             raise failures[0].revive()
-
-
-def _attempt(action: Callable[[], T]) -> tuple[T | None, Exception | None]:
-    try:
-        return action(), None
-    except Exception as error:  # whatever it is, the other ranks must hear of it
-        return None, error

@@ -1,14 +1,11 @@
-"""Checkpoints -> live tensors and state. In: shelves, torch objects. Out: `Found`, then a filled model and optimizer.
-
-Looks before it loads: nothing is changed until a checkpoint has been compared with its receipt.
+"""A checkpoint's directory -> live tensors, generators and state. In: a directory with a checked
+receipt. Out: a filled model and optimizer. Does not look for checkpoints.
 """
 
 from __future__ import annotations
 
 import json
-import warnings
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +21,6 @@ from stream_pretrain.checkpoint.layout import (
     Receipt,
     rng_name,
 )
-from stream_pretrain.checkpoint.shelf import Shelf
 from stream_pretrain.checkpoint.state import TrainState
 from stream_pretrain.checkpoint.tensors import (
     Tensors,
@@ -33,71 +29,33 @@ from stream_pretrain.checkpoint.tensors import (
     materialise_optimizer,
     set_scalars,
 )
-from stream_pretrain.errors import CheckpointError, StorageError
+from stream_pretrain.errors import CheckpointError
 from stream_pretrain.schema import World
 
-
-@dataclass(frozen=True, kw_only=True)
-class Found:
-    """A whole checkpoint: `step`, the store it is on (`place`, for messages), and its receipt."""
-
-    step: int
-    place: str
-    receipt: Receipt
-    in_staging: bool = False
-
-
-def newest_whole(
-    shelf: Shelf, *, hashes: bool, at_most: int | None = None
-) -> tuple[Receipt | None, list[int]]:
-    """The newest checkpoint that agrees with its receipt, and the damaged ones passed over (with warnings)."""
-    damaged = []
-    for step in reversed(shelf.steps()):
-        if at_most is not None and step > at_most:
-            continue
-        try:
-            return shelf.check(step, hashes=hashes), damaged
-        except (CheckpointError, StorageError) as error:
-            if isinstance(error, StorageError) and error.reason not in ("absent", "damaged"):
-                raise
-            damaged.append(step)
-            warnings.warn(f"checkpoint of step {step} is not used: {error}", stacklevel=2)
-    return None, damaged
-
-
-def exactly(shelf: Shelf, step: int, *, hashes: bool) -> Receipt:
-    """The checkpoint of one step, or `CheckpointError`."""
-    steps = shelf.steps()
-    if step not in steps:
-        there = ", ".join(str(s) for s in steps) or "none"
-        raise CheckpointError(
-            f"{shelf.store.url()}: no checkpoint of step {step} (there are: {there}). "
-            "Set run.resume to one of them or to auto."
-        )
-    return shelf.check(step, hashes=hashes)
+Names = Mapping[str, frozenset[str]]
 
 
 def load_tensors(directory: Path, model: nn.Module, optimizers: Sequence[Optimizer]) -> None:
-    """Fill model and optimizers from a checkpoint's directory; nothing may be missing or left over."""
-    for optimizer in optimizers:
-        materialise_optimizer(optimizer)
+    """Fill model and optimizers; nothing may be missing, left over, or of another shape or type."""
     notes = read_notes(directory)
     stored = {
         part: frozenset(dcp.tensor_facts(dcp.read_index(directory / part)))
         for part in (MODEL_DIR, OPTIMIZER_DIR)
     }
-    scalars = notes["scalars"]
-    drop_untouched(model, optimizers, stored[OPTIMIZER_DIR] | frozenset(scalars))
+    for optimizer in optimizers:
+        materialise_optimizer(optimizer)
+    drop_untouched(model, optimizers, stored[OPTIMIZER_DIR] | frozenset(notes["scalars"]))
     live = collect(model, optimizers)
-    _nothing_left_over(directory, live, stored, notes)
+    _require_same_names(directory, live, stored, notes)
     dcp.read_into(directory / MODEL_DIR, live.model)
     dcp.read_into(directory / OPTIMIZER_DIR, live.optimizer)
-    set_scalars(model, optimizers, scalars)
+    set_scalars(model, optimizers, notes["scalars"])
 
 
-def _nothing_left_over(
-    directory: Path, live: Tensors, stored: dict[str, frozenset[str]], notes: dict[str, Any]
+def _require_same_names(
+    directory: Path, live: Tensors, stored: Names, notes: dict[str, Any]
 ) -> None:
+    """What the checkpoint has and the run has not; the other way round is `dcp.read_into`'s."""
     left = sorted(stored[MODEL_DIR] - live.model.keys() - live.tied.keys())
     left += sorted(stored[OPTIMIZER_DIR] - live.optimizer.keys())
     left += sorted(notes["scalars"].keys() - live.scalars.keys())
@@ -122,7 +80,7 @@ def read_notes(directory: Path) -> dict[str, Any]:
         return {
             "tied": dict(notes["tied"]),
             "scalars": dict(notes["scalars"]),
-            "groups": notes["groups"],
+            "groups": list(notes["groups"]),
         }
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise CheckpointError(
@@ -135,16 +93,16 @@ def load_state(directory: Path, receipt: Receipt) -> TrainState:
     place = directory / STATE_NAME
     state = TrainState.from_json(place.read_bytes(), str(place))
     for name in ("step", "data_step", "digest"):
-        if getattr(state, name) != getattr(receipt, name):
+        found, expected = getattr(state, name), getattr(receipt, name)
+        if found != expected:
             raise CheckpointError(
-                f"{place}: {name} is {getattr(state, name)}, the receipt says {getattr(receipt, name)}. "
-                "Use another checkpoint."
+                f"{place}: {name} is {found}, the receipt says {expected}. Use another checkpoint."
             )
     return state
 
 
 def load_rng(directory: Path, receipt: Receipt, world: World, seed: int) -> None:
-    """This rank's generators as they were; after a change of world size derived from seed, step and rank."""
+    """This rank's generators as they were; with another world size, derived from seed and step."""
     if receipt.world_size == world.world_size:
         rng.restore(directory / rng_name(world.rank))
     else:

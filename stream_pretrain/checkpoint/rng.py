@@ -1,4 +1,5 @@
-"""Random generators of one rank. In: nothing, or a file. Out: a file, or set generators. Does not touch the data order.
+"""Random generators of one rank. In: nothing, or a file. Out: a file, or set generators. Does not
+touch the data order.
 
 Stored as tensors and plain values, so that the file loads with `weights_only=True`.
 """
@@ -18,7 +19,9 @@ from stream_pretrain.errors import CheckpointError
 
 
 def capture() -> bytes:
-    """States of Python's, numpy's, torch's and (where used) this rank's CUDA generator, as file content."""
+    """States of Python's, numpy's, torch's and (where used) this rank's CUDA generator, as file
+    content.
+    """
     version, words, gauss = random.getstate()
     name, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
     saved: dict[str, Any] = {
@@ -36,7 +39,7 @@ def capture() -> bytes:
         },
         "torch": torch.get_rng_state(),
     }
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
+    if torch.cuda.default_generators:  # empty until CUDA is used
         saved["cuda"] = torch.cuda.get_rng_state()
     buffer = io.BytesIO()
     torch.save(saved, buffer)
@@ -63,7 +66,9 @@ def restore(path: Path) -> None:
 
 
 def derive(*, seed: int, step: int, rank: int) -> None:
-    """Set all generators from numbers alone: what a rank does that has no file (another world size)."""
+    """Set all generators from numbers alone: what a rank does that has no file (another world
+    size).
+    """
     word = xxhash.xxh64_intdigest(f"{seed}/{step}/{rank}".encode())
     random.seed(word)
     np.random.seed(word % 2**32)

@@ -1,210 +1,208 @@
-"""`Checkpoints`: what the training loop sees. In: state, model, optimizers. Out: checkpoints, and a restored run.
+"""`Checkpoints`: what the training loop sees. In: state, model, optimizers. Out: checkpoints, and a
+restored run.
 
-A save is: copy to host memory (the loop waits) -> files under a temporary name, synced -> rename -> receipt.
-Does not decide when to save.
+A save is: copy to host memory (the loop waits) -> files under a temporary name, synced -> receipt
+-> in the run directory. Does not decide when to save.
 """
 
 from __future__ import annotations
 
-import json
-import os
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Optimizer
 
-from stream_pretrain.checkpoint import disk, restore, rng
-from stream_pretrain.checkpoint.dcp import PartWriter
+from stream_pretrain.checkpoint import restore, snapshot
+from stream_pretrain.checkpoint.background import Background
 from stream_pretrain.checkpoint.host import HostBuffers
-from stream_pretrain.checkpoint.layout import (
-    MODEL_DIR,
-    OPTIMIZER_DIR,
-    STATE_NAME,
-    TENSORS_NAME,
-    Receipt,
-    receipt_of,
-    rng_name,
-    step_name,
-)
 from stream_pretrain.checkpoint.peers import Peers
-from stream_pretrain.checkpoint.restore import Found
+from stream_pretrain.checkpoint.publish import Publisher
+from stream_pretrain.checkpoint.search import Found, Resume, Search
 from stream_pretrain.checkpoint.shelf import Shelf
+from stream_pretrain.checkpoint.snapshot import Snapshot
 from stream_pretrain.checkpoint.state import TrainState
-from stream_pretrain.checkpoint.tensors import collect, group_settings
-from stream_pretrain.schema import FileStamp, World
-from stream_pretrain.storage.hashing import stamp_of
-from stream_pretrain.storage.store import Store
+from stream_pretrain.errors import CheckpointError, OwnerError, StreamPretrainError
+from stream_pretrain.schema import World
+from stream_pretrain.storage.failures import storage_error
+from stream_pretrain.storage.hashing import xxh64_of
+from stream_pretrain.storage.store import Store, open_store
 
 if TYPE_CHECKING:
     from stream_pretrain.config.sections import CheckpointConfig
 
-Resume = Literal["auto", "never"] | int
+__all__ = ["Checkpoints", "Found", "Resume"]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Snapshot:
-    """One moment of a run on one rank: live tensors (for their layout), host copies (their values), the rest as bytes."""
-
-    step: int
-    data_step: int
-    digest: str
-    live: Mapping[str, Mapping[str, Tensor]]
-    host: Mapping[str, Mapping[str, Tensor]]
-    rng: bytes
-    documents: Mapping[str, bytes]
+def _warn(message: str) -> None:
+    warnings.warn(message, stacklevel=2)
 
 
+@dataclass(kw_only=True, eq=False)
 class Checkpoints:
-    """Finds, restores and saves the checkpoints of one run. All ranks make the same calls in the same order."""
+    """Finds, restores and saves the checkpoints of one run; all ranks make the same calls in order.
 
-    def __init__(
-        self,
-        *,
-        run: Store,
-        staging: Path,
-        config: CheckpointConfig,
-        world: World,
-        model: nn.Module,
-        optimizer: Optimizer | Sequence[Optimizer],
-        group: dist.ProcessGroup | None = None,
-        extras: Path | None = None,
-        before_receipt: Callable[[], None] = lambda: None,
-        seed: int = 0,
-    ) -> None:
-        self._config = config
-        self._world = world
-        self._model = model
-        self._optimizers = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
-        self._extras = extras
-        self._before_receipt = before_receipt
-        self._seed = seed
-        self._staging = staging
-        self._peers = Peers(world, group)
-        self._shelf = Shelf(run)
-        self._buffers = HostBuffers()
-        self._saved_step: int | None = None
+    `run` is the run directory; `staging` is used when that is a bucket. `group` is a gloo group of
+    all ranks that nothing else uses. Files below `extras` go into every checkpoint.
+    `before_receipt` runs on rank 0, in a thread, before a receipt is written: it makes the metrics
+    safe and confirms the lease; for a bucket it runs twice a save. `seed` sets random generators
+    after a change of world size.
+    """
+
+    run: Store
+    staging: Path
+    config: CheckpointConfig
+    world: World
+    model: nn.Module
+    optimizer: Optimizer | Sequence[Optimizer]
+    group: dist.ProcessGroup | None = None
+    extras: Path | None = None
+    before_receipt: Callable[[], None] = lambda: None
+    seed: int = 0
+    warn: Callable[[str], None] = _warn
+    seconds_per_save: float = 0.0
+    """Longest time from the start of a save to its receipt, so far."""
+    saved_step: int | None = None
+    """Step of the newest checkpoint that is whole in the run directory (not only in staging)."""
+    _started_step: int | None = None
+    _resumed_step: int | None = None
+    _optimizers: list[Optimizer] = field(init=False)
+    _publisher: Publisher = field(init=False)
+    _search: Search = field(init=False)
+    _background: Background = field(default_factory=Background)
+    _buffers: HostBuffers = field(default_factory=HostBuffers)
+
+    def __post_init__(self) -> None:
+        one = isinstance(self.optimizer, Optimizer)
+        self._optimizers = [self.optimizer] if one else list(self.optimizer)  # type: ignore
+        peers = Peers(self.world, self.group)
+        run = Shelf(self.run)
+        staging = None if self.run.is_local else Shelf(open_store(self._staging_of_run()))
+        self._publisher = Publisher(
+            run=run,
+            staging=staging,
+            peers=peers,
+            config=self.config,
+            extras=self.extras,
+            before_receipt=self.before_receipt,
+        )
+        self._search = Search(
+            run=run,
+            staging=staging,
+            peers=peers,
+            hashes=self.config.verify == "hashes",
+            warn=lambda message: self.warn(message),
+        )
+        if self.config.asynchronous:
+            expected = snapshot.expected_parts(self.model, self._optimizers, self.world)
+            self._buffers.prepare(expected)
+
+    def _staging_of_run(self) -> Path:
+        """Runs that share a staging directory do not share checkpoints."""
+        return self.staging / xxh64_of(self.run.location.encode())
 
     # ---- finding and restoring
 
-    def find(self, resume: Resume) -> Found | None:
-        """The checkpoint to start from, verified; None where there is none (or `resume` is "never")."""
-        return self._peers.leader(lambda: self._find(resume))
+    def find(self, resume: Resume, *, at_most: int | None = None) -> Found | None:
+        """The checkpoint to go on from, verified; None when the run has none.
 
-    def _find(self, resume: Resume) -> Found | None:
-        hashes = self._config.verify == "hashes"
-        if resume == "never":
-            return None
-        if resume == "auto":
-            receipt, _ = restore.newest_whole(self._shelf, hashes=hashes)
-        else:
-            receipt = restore.exactly(self._shelf, resume, hashes=hashes)
-        if receipt is None:
-            return None
-        return Found(step=receipt.step, place=self._shelf.store.url(), receipt=receipt)
+        `auto` takes the newest whole one (not beyond `at_most`), passing over damaged ones with a
+        warning that names the file; a step takes that one or raises `CheckpointError`; `never`
+        raises it when there is any.
+        """
+        self.wait()
+        return self._search.find(resume, at_most=at_most)
 
     def restore(self, found: Found) -> TrainState:
-        """Fill model, optimizers and random generators from a checkpoint; the state that goes with them."""
-        directory = self._shelf.store.path / step_name(found.step)
-        states = self._peers.every(lambda: self._restore(directory, found))
-        self._saved_step = found.step
-        del states
-        return restore.load_state(directory, found.receipt)
+        """Fill model, optimizers and random generators in place; the state that goes with them.
 
-    def _restore(self, directory: Path, found: Found) -> None:
-        restore.load_state(directory, found.receipt)
-        restore.load_tensors(directory, self._model, self._optimizers)
-        restore.load_rng(directory, found.receipt, self._world, self._seed)
+        Also while training (a rewind). The checkpoints beyond this step are given up with the next
+        save. One that only staging has is published in the background.
+        """
+        self.wait()
+        self._publisher.peers.every(lambda: self._fill_from(found))
+        self._resumed_step = self._started_step = found.step
+        if found.published:
+            self.saved_step = found.step
+        else:
+            self._background.start(lambda: self._publish_staged(found))
+        return restore.load_state(found.directory, found.receipt)
+
+    def _fill_from(self, found: Found) -> None:
+        restore.load_state(found.directory, found.receipt)
+        restore.load_tensors(found.directory, self.model, self._optimizers)
+        restore.load_rng(found.directory, found.receipt, self.world, self.seed)
+
+    def _publish_staged(self, found: Found) -> None:
+        own = found.receipt.files if self.world.is_leader else ()
+        self._publisher.upload(found.receipt, own)
+        self.saved_step = found.step
 
     # ---- saving
 
     def save(self, state: TrainState) -> float:
-        """Save this step unless it is saved; seconds for which the loop stood still."""
-        if state.step == self._saved_step:
+        """Save this step unless that was done or is under way; seconds that the loop stood still.
+
+        Raises what went wrong with the save before, or warns, as `checkpoint.on_failure` says.
+        """
+        if state.step == self._started_step:
             return 0.0
         started = time.monotonic()
-        snapshot = self._snapshot(state)
-        self._write(snapshot)
-        self._saved_step = state.step
+        self._settle()
+        buffers = self._buffers if self.config.asynchronous else None
+        taken = snapshot.take(
+            self.model, self._optimizers, state, world=self.world, buffers=buffers
+        )
+        self._started_step = state.step
+        self._background.start(lambda: self._publish(taken, started))
+        if not self.config.asynchronous:
+            self.wait()
         return time.monotonic() - started
 
     def wait(self) -> None:
-        """Return when no save is under way; raises what went wrong."""
+        """Return when no save is under way; raises what went wrong with the last one."""
+        error = self._background.finish()
+        for notice in self._publisher.notices:
+            self.warn(notice)
+        self._publisher.notices.clear()
+        if error is not None:
+            self._started_step = self.saved_step
+            raise error
 
     def close(self) -> None:
-        """Finish what is under way and free the buffers."""
-        self.wait()
-        self._buffers.keep(())
+        """Finish what is under way and give the buffers back."""
+        try:
+            self.wait()
+        finally:
+            self._buffers.free()
 
-    def _snapshot(self, state: TrainState) -> Snapshot:
-        tensors = collect(self._model, self._optimizers)
-        live = {MODEL_DIR: tensors.model, OPTIMIZER_DIR: tensors.optimizer}
-        host = {
-            part: self._buffers.copy({f"{part}/{name}": t for name, t in values.items()})
-            for part, values in live.items()
-        }
-        notes = {
-            "tied": dict(tensors.tied),
-            "scalars": dict(tensors.scalars),
-            "groups": group_settings(self._optimizers),
-        }
-        return Snapshot(
-            step=state.step,
-            data_step=state.data_step,
-            digest=state.digest,
-            live=live,
-            host={p: {n.partition("/")[2]: t for n, t in v.items()} for p, v in host.items()},
-            rng=rng.capture(),
-            documents={
-                STATE_NAME: state.to_json().encode(),
-                TENSORS_NAME: (json.dumps(notes, indent=2, sort_keys=True) + "\n").encode(),
-            },
-        )
+    def _settle(self) -> None:
+        try:
+            self.wait()
+        except OwnerError:
+            raise
+        except StreamPretrainError as error:
+            if self.config.on_failure == "stop":
+                raise
+            self.warn(f"training goes on without that checkpoint: {error}")
 
-    def _write(self, snapshot: Snapshot) -> None:
-        directory = self._shelf.store.path
-        place = self._peers.leader(lambda: disk.begin(directory, snapshot.step, f"{os.getpid()}"))
-        stamps = self._write_files(place, snapshot)
-        self._peers.leader(lambda: self._publish(place, snapshot, stamps))
-
-    def _write_files(self, place: Path, snapshot: Snapshot) -> list[FileStamp]:
-        """Write this rank's files and take stamps of all ranks' files (on the leader)."""
-        for part in (MODEL_DIR, OPTIMIZER_DIR):
-            writer = PartWriter(snapshot.live[part], snapshot.host[part])
-            self._peers.every(lambda: (place / part).mkdir(exist_ok=True))  # noqa: B023
-            plans = self._peers.every(
-                lambda: writer.local_plan(place / part, is_leader=self._world.is_leader)  # noqa: B023
-            )
-            agreed = self._peers.leader(lambda: writer.global_plan(plans))  # noqa: B023
-            results = self._peers.every(lambda: writer.write(agreed[self._world.rank]))  # noqa: B023
-            self._peers.leader(lambda: writer.finish(results))  # noqa: B023
-        self._peers.every(lambda: disk.write_file(place / rng_name(self._world.rank), snapshot.rng))
-        return self._peers.leader(lambda: self._write_documents(place, snapshot))
-
-    def _write_documents(self, place: Path, snapshot: Snapshot) -> list[FileStamp]:
-        for name, data in snapshot.documents.items():
-            disk.write_file(place / name, data)
-        if self._extras is not None:
-            disk.copy_tree(self._extras, place)
-        files = sorted(path for path in place.rglob("*") if path.is_file())
-        return [stamp_of(path, name=path.relative_to(place).as_posix()) for path in files]
-
-    def _publish(self, place: Path, snapshot: Snapshot, stamps: list[FileStamp]) -> None:
-        receipt = self._receipt(snapshot, stamps)
-        disk.commit(place, snapshot.step)
-        self._before_receipt()
-        self._shelf.write_receipt(receipt)
-
-    def _receipt(self, snapshot: Snapshot, stamps: list[FileStamp]) -> Receipt:
-        return receipt_of(
-            step=snapshot.step,
-            data_step=snapshot.data_step,
-            digest=snapshot.digest,
-            world_size=self._world.world_size,
-            created=time.time(),
-            stamps=stamps,
-        )
+    def _publish(self, taken: Snapshot, started: float) -> None:
+        try:
+            self._publisher.publish(taken, resumed=self._resumed_step)
+        except StreamPretrainError:
+            raise
+        except OSError as error:
+            place = self.run.location if self.run.is_local else str(self.staging)
+            raise storage_error(error, place, f"saving step {taken.step}") from error
+        except Exception as error:
+            raise CheckpointError(
+                f"{self.run.url()}: saving step {taken.step} failed "
+                f"({type(error).__name__}: {error}). The checkpoint before it is untouched."
+            ) from error
+        self.saved_step = taken.step
+        self.seconds_per_save = max(self.seconds_per_save, time.monotonic() - started)

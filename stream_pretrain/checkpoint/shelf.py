@@ -1,4 +1,5 @@
-"""The checkpoints of one place. In: a store (run directory or staging). Out: which are there, which are whole.
+"""The checkpoints of one place. In: a store (run directory or staging). Out: which are there, which
+are whole.
 
 A checkpoint exists by its receipt: it is written last and removed first.
 """
@@ -37,7 +38,9 @@ class Shelf:
         return f"{step_name(step)}/{name}"
 
     def receipt(self, step: int) -> Receipt:
-        """The receipt of a checkpoint; `CheckpointError` when it is damaged or belongs to another step."""
+        """The receipt of a checkpoint; `CheckpointError` when it is damaged or belongs to another
+        step.
+        """
         key = self.key(step, RECEIPT_NAME)
         receipt = Receipt.from_json(self.store.read(key), self.store.url(key))
         if receipt.step != step:
@@ -47,22 +50,28 @@ class Shelf:
         return receipt
 
     def check(self, step: int, *, hashes: bool) -> Receipt:
-        """Compare a checkpoint with its receipt; `CheckpointError` names the first file that differs."""
+        """Compare a checkpoint with its receipt; `CheckpointError` names the first file that
+        differs.
+        """
         receipt = self.receipt(step)
-        sizes = {info.key: info.size for info in self.store.list(step_name(step))}
-        for stamp in receipt.files:
-            key = self.key(step, stamp.name)
-            if key not in sizes:
-                raise CheckpointError(f"{self.store.url(key)}: is missing. Use another checkpoint.")
-            if sizes[key] != stamp.size:
-                raise CheckpointError(
-                    f"{self.store.url(key)}: has {sizes[key]} bytes, the receipt says {stamp.size}. "
-                    "Use another checkpoint."
-                )
+        self.check_sizes(receipt)
         if hashes:
             for stamp in receipt.files:
                 self._check_hash(step, stamp)
         return receipt
+
+    def check_sizes(self, receipt: Receipt) -> None:
+        """Every file of a receipt is there and has its size."""
+        sizes = {info.key: info.size for info in self.store.list(step_name(receipt.step))}
+        for stamp in receipt.files:
+            key = self.key(receipt.step, stamp.name)
+            if key not in sizes:
+                raise CheckpointError(f"{self.store.url(key)}: is missing. Use another checkpoint.")
+            if sizes[key] != stamp.size:
+                raise CheckpointError(
+                    f"{self.store.url(key)}: has {sizes[key]} bytes, the receipt says "
+                    f"{stamp.size}. Use another checkpoint."
+                )
 
     def state(self, step: int) -> TrainState:
         """The training state in a checkpoint."""
@@ -79,10 +88,18 @@ class Shelf:
         self.store.delete_prefix(step_name(step))
 
     def abandon(self, step: int) -> None:
-        """Take a checkpoint out of the line without removing its files: its receipt gets another name."""
+        """Take a checkpoint out of the line without removing its files: its receipt gets another
+        name.
+        """
         text = self.store.read(self.key(step, RECEIPT_NAME))
         self.store.write(self.key(step, ABANDONED_NAME), text)
         self.store.delete(self.key(step, RECEIPT_NAME))
+
+    def remove_uncommitted(self, step: int) -> None:
+        """Remove what a dead save or removal left: a directory with no receipt of either kind."""
+        marks = (RECEIPT_NAME, ABANDONED_NAME)
+        if not any(self.store.head(self.key(step, mark)) for mark in marks):
+            self.store.delete_prefix(step_name(step))
 
     def _check_hash(self, step: int, stamp: FileStamp) -> None:
         key = self.key(step, stamp.name)

@@ -1,6 +1,8 @@
-"""What a restart needs. In: numbers from the loop. Out: `TrainState` and its JSON. Holds no tensors, recomputes nothing.
+"""What a restart needs. In: numbers from the loop. Out: `TrainState` and its JSON. Holds no
+tensors, recomputes nothing.
 
-The data position is not here: it is a function of `phase_start` and `data_step`. Neither is anything from the plan.
+The data position is not here: it is a function of `phase_start` and `data_step`. Neither is
+anything from the plan.
 """
 
 from __future__ import annotations
@@ -20,11 +22,12 @@ EMPTY_DIGEST = "0" * 16
 class TrainState:
     """Counters and records of one run, changed by the loop and saved with every checkpoint.
 
-    `step` counts optimizer updates, `data_step` global batches consumed (skipped ones included), `tokens` targets
-    trained on, `seconds` training time over all starts. `phase` is the stretch with one fingerprint and
-    `phase_start` the data step at which it began. `digest` is the data digest after `data_step`, 16 hex digits.
-    `skipped` holds `[first, last]` data steps, ascending. `spike` are the loss statistics that detect a spike,
-    `best` the best evaluation so far (`step`, `loss`), `phases` one record for every phase begun.
+    `step` counts optimizer updates, `data_step` global batches consumed (skipped ones included),
+    `tokens` targets trained on, `seconds` training time over all starts. `phase` is the stretch
+    with one fingerprint and `phase_start` the data step at which it began. `digest` is the data
+    digest after `data_step`, 16 hex digits. `skipped` holds `[first, last]` data steps, ascending.
+    `spike` are the loss statistics that detect a spike, `best` the best evaluation so far (`step`,
+    `loss`), `phases` one record for every phase begun.
     """
 
     step: int = 0
@@ -50,7 +53,7 @@ class TrainState:
 
     @classmethod
     def from_json(cls, text: str | bytes, where: str) -> TrainState:
-        """Parse and check a state; `where` names it in the `CheckpointError` that a bad one raises."""
+        """Parse and check a state; `where` names it in the `CheckpointError` of a bad one."""
         try:
             raw = json.loads(text)
         except ValueError as error:

@@ -1,8 +1,9 @@
-"""Model and optimizers <-> named tensors. In: torch objects, DDP or FSDP2 or plain. Out: references to live tensors.
+"""Model and optimizers <-> named tensors. In: torch objects, DDP or FSDP2 or plain. Out: references
+to live tensors.
 
-Names are the same under every strategy, and an optimizer's tensors are named after their parameter, so parameter
-groups may be cut differently at the next start. Group settings (rates, decay) come from the configuration, never
-from a checkpoint. Does not copy, write or communicate.
+Names are the same under every strategy, and an optimizer's tensors are named after their parameter,
+so parameter groups may be cut differently at the next start. Group settings (rates, decay) come
+from the configuration, never from a checkpoint. Does not copy, write or communicate.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ _WRAPPER_PARTS = frozenset({"_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wr
 
 @dataclass(frozen=True, kw_only=True)
 class Tensors:
-    """Live tensors by name. `tied` maps a second name of a storage to the first; `scalars` are plain optimizer values."""
+    """Live tensors by name. `tied` maps a second name of a storage to the first; `scalars` are
+    plain optimizer values.
+    """
 
     model: Mapping[str, Tensor]
     optimizer: Mapping[str, Tensor]
@@ -70,8 +73,8 @@ def _model_tensors(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]
         name = clean_name(raw_name)
         if not isinstance(value, Tensor):
             raise CheckpointError(
-                f"{name}: a {type(value).__name__} in the model's state, only tensors can be saved. "
-                "Keep it out of the module's state_dict."
+                f"{name}: a {type(value).__name__} in the model's state, only tensors can be "
+                "saved. Keep it out of the module's state_dict."
             )
         part = local_part(value)
         place = (part.data_ptr(), part.dtype, tuple(value.shape), tuple(part.stride()))
@@ -98,8 +101,8 @@ def _optimizer_values(
                     scalars[full] = value
                 elif value is not None:
                     raise CheckpointError(
-                        f"{full}: the optimizer keeps a {type(value).__name__}, only tensors and numbers can be "
-                        "saved. Choose another optimizer."
+                        f"{full}: the optimizer keeps a {type(value).__name__}, only tensors and "
+                        "numbers can be saved. Choose another optimizer."
                     )
     return tensors, scalars
 
@@ -119,10 +122,11 @@ def group_settings(optimizers: Sequence[Optimizer]) -> list[dict[str, Any]]:
 
 
 def materialise_optimizer(optimizer: Optimizer) -> None:
-    """Give every trainable parameter fresh optimizer tensors of the right shape, place and sharding.
+    """Give every trainable parameter fresh optimizer tensors of the right shape, place and
+    sharding.
 
-    A step with gradients of zero and a rate of zero: each optimizer lays out its own state. The parameters are
-    about to be overwritten by the checkpoint.
+    A step with gradients of zero and a rate of zero: each optimizer lays out its own state. The
+    parameters are about to be overwritten by the checkpoint.
     """
     optimizer.state.clear()
     saved: list[dict[str, Any]] = []
@@ -144,7 +148,9 @@ def materialise_optimizer(optimizer: Optimizer) -> None:
 def drop_untouched(
     model: nn.Module, optimizers: Sequence[Optimizer], names: frozenset[str]
 ) -> None:
-    """Forget the state of parameters that the checkpoint has none for: they had not been updated yet."""
+    """Forget the state of parameters that the checkpoint has none for: they had not been updated
+    yet.
+    """
     for name, parameter in _parameter_names(unwrapped(model)).items():
         for optimizer in optimizers:
             state = optimizer.state.get(parameter)

@@ -1,0 +1,203 @@
+"""A snapshot -> a checkpoint that exists. In: a snapshot on every rank. Out: a directory with a
+receipt in the run directory, and what must go is gone. Runs behind the loop.
+
+On a local disk: files under a temporary name, synced; receipt; rename. For a bucket: the same in
+staging, then every rank uploads what it wrote, and the receipt comes last.
+"""
+
+from __future__ import annotations
+
+import random
+import shutil
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from stream_pretrain.checkpoint import disk
+from stream_pretrain.checkpoint.layout import RECEIPT_NAME, Receipt, receipt_of, step_name, step_of
+from stream_pretrain.checkpoint.peers import Peers
+from stream_pretrain.checkpoint.process import this_process
+from stream_pretrain.checkpoint.retention import steps_to_delete
+from stream_pretrain.checkpoint.shelf import Shelf
+from stream_pretrain.checkpoint.snapshot import Snapshot
+from stream_pretrain.checkpoint.writing import write_files
+from stream_pretrain.errors import StorageError
+from stream_pretrain.schema import FileStamp
+
+if TYPE_CHECKING:
+    from stream_pretrain.config.sections import CheckpointConfig
+
+UPLOADS_AT_ONCE = 4
+READ_BACK_BYTES = 1 << 16
+
+
+@dataclass(kw_only=True)
+class Publisher:
+    """Writes checkpoints of one run. All ranks call the same methods in the same order.
+
+    `notices` collects what deserves a warning but fails no save.
+    """
+
+    run: Shelf
+    staging: Shelf | None
+    peers: Peers
+    config: CheckpointConfig
+    extras: Path | None
+    before_receipt: Callable[[], None]
+    notices: list[str] = field(default_factory=list)
+    _own: str = field(default_factory=lambda: this_process().token)
+    _cleaned: bool = False
+
+    def publish(self, snapshot: Snapshot, *, resumed: int | None) -> Receipt:
+        """Make the checkpoint exist in the run directory; its receipt.
+
+        `resumed` is the step that this start went on from: checkpoints beyond it belong to a future
+        that is given up, and are taken out of the line before the first receipt of the new one.
+        """
+        disk_shelf = self.staging or self.run
+        place = self.peers.leader(
+            lambda: disk.saving_place(disk_shelf.store.path, snapshot.step, self._own)
+        )
+        self.peers.every(lambda: self._begin(place, snapshot))
+        try:
+            written = write_files(place, snapshot, peers=self.peers, extras=self.extras)
+            receipt = self.peers.leader(lambda: self._receipt(snapshot, written.everybody))
+            if self.staging is None:
+                self.peers.leader(lambda: self._commit_run(place, receipt, resumed))
+            else:
+                self.peers.every(lambda: self._commit_staging(place, receipt, resumed))
+        except BaseException:
+            shutil.rmtree(place, ignore_errors=True)
+            raise
+        if self.staging is not None:
+            self.upload(receipt, written.own, resumed=resumed)
+        self.peers.every(lambda: self._tidy(receipt.step, snapshot.best))
+        return receipt
+
+    def upload(
+        self, receipt: Receipt, own: Iterable[FileStamp], *, resumed: int | None = None
+    ) -> None:
+        """Bring a staged checkpoint to the bucket: `own` are the files of this rank."""
+        assert self.staging is not None
+        directory = self.staging.store.path / step_name(receipt.step)
+        self.peers.leader(lambda: self.run.remove(receipt.step))
+        self.peers.every(lambda: self._send(directory, receipt.step, list(own)))
+        self.peers.leader(lambda: self._commit_bucket(receipt, resumed))
+
+    # ---- the steps of a save
+
+    def _begin(self, place: Path, snapshot: Snapshot) -> None:
+        local_leader = self.peers.world.local_rank == 0
+        if self.peers.world.is_leader or (self.staging is not None and local_leader):
+            disk.begin(place, snapshot.live)
+            size = sum(t.nbytes for part in snapshot.host.values() for t in part.values())
+            ranks = self.peers.world
+            count = ranks.world_size if self.staging is None else ranks.local_world_size
+            disk.require_space(place, size * count)
+
+    def _receipt(self, snapshot: Snapshot, stamps: Iterable[FileStamp]) -> Receipt:
+        return receipt_of(
+            step=snapshot.step,
+            data_step=snapshot.data_step,
+            digest=snapshot.digest,
+            world_size=self.peers.world.world_size,
+            created=time.time(),
+            stamps=stamps,
+        )
+
+    def _commit_run(self, place: Path, receipt: Receipt, resumed: int | None) -> None:
+        self.before_receipt()
+        self._give_up_future(self.run, receipt.step, resumed)
+        disk.write_file(place / RECEIPT_NAME, receipt.to_json().encode())
+        disk.commit(place, receipt.step)
+
+    def _commit_staging(self, place: Path, receipt: Receipt, resumed: int | None) -> None:
+        """On one node staging is a tier of its own; on several only a cache of files."""
+        if self.peers.world.local_rank != 0:
+            return
+        if self.peers.world.nodes == 1:
+            assert self.staging is not None
+            try:
+                self.before_receipt()
+            except StorageError as error:
+                self.notices.append(f"before the staged receipt of step {receipt.step}: {error}")
+            self._give_up_future(self.staging, receipt.step, resumed)
+            disk.write_file(place / RECEIPT_NAME, receipt.to_json().encode())
+        disk.commit(place, receipt.step)
+
+    def _commit_bucket(self, receipt: Receipt, resumed: int | None) -> None:
+        self.before_receipt()
+        self._give_up_future(self.run, receipt.step, resumed)
+        self.run.check_sizes(receipt)
+        self.run.write_receipt(receipt)
+
+    def _give_up_future(self, shelf: Shelf, step: int, resumed: int | None) -> None:
+        for later in shelf.steps():
+            if later > (-1 if resumed is None else resumed) and later > step:
+                shelf.abandon(later)
+
+    def _send(self, directory: Path, step: int, stamps: list[FileStamp]) -> None:
+        with ThreadPoolExecutor(UPLOADS_AT_ONCE) as pool:
+            list(pool.map(lambda stamp: self._send_file(directory, step, stamp), stamps))
+
+    def _send_file(self, directory: Path, step: int, stamp: FileStamp) -> None:
+        """Upload one file and read parts of it back."""
+        path, key = directory / stamp.name, self.run.key(step, stamp.name)
+        self.run.store.upload(path, key)
+        last = max(0, stamp.size - READ_BACK_BYTES)
+        with path.open("rb") as file:
+            for start in {0, random.Random(stamp.xxh3_128).randint(0, last), last}:
+                file.seek(start)
+                expected = file.read(READ_BACK_BYTES)
+                if self.run.store.read_range(key, start, len(expected)) != expected:
+                    raise StorageError(
+                        f"{self.run.store.url(key)}: differs from what was sent at byte {start}. "
+                        "The save is given up; the next one sends it again.",
+                        "damaged",
+                    )
+
+    # ---- what must go
+
+    def _tidy(self, step: int, best: int | None) -> None:
+        """Retention and leftovers; what cannot be removed fails no save."""
+        world = self.peers.world
+        try:
+            if world.is_leader:
+                self._retain(self.run, step, best, self.config.keep_last)
+            if self.staging is not None and world.local_rank == 0:
+                self._retain(self.staging, step, None, 1)
+            self._clean_once(step)
+        except (StorageError, OSError) as error:
+            self.notices.append(f"old checkpoints could not be removed: {error}")
+
+    def _retain(self, shelf: Shelf, step: int, best: int | None, keep_last: int) -> None:
+        tier = shelf is self.run
+        doomed = steps_to_delete(
+            [saved for saved in shelf.steps() if saved <= step],
+            keep_last=keep_last,
+            keep_every=self.config.keep_every if tier else None,
+            best=best if self.config.keep_best else None,
+            verified=step,
+        )
+        for old in sorted(doomed):
+            shelf.remove(old)
+
+    def _clean_once(self, step: int) -> None:
+        """Leftovers of dead saves, once a start: later ones are this process's own."""
+        if self._cleaned:
+            return
+        self._cleaned = True
+        world = self.peers.world
+        shelves = [self.run] if world.is_leader else []
+        if self.staging is not None and world.local_rank == 0:
+            shelves.append(self.staging)
+        for shelf in shelves:
+            if shelf.store.is_local:
+                disk.clean_leftovers(shelf.store.path, own=self._own)
+            cache = shelf is self.staging and world.nodes > 1
+            for name in shelf.store.list_dirs():
+                if (old := step_of(name)) not in (None, step) and not cache:
+                    shelf.remove_uncommitted(old)
