@@ -40,12 +40,6 @@ class Sink(Protocol):
     def log(self, step: int, values: Mapping[str, float]) -> None:
         """Keep the numbers of one step."""
 
-    def read(self) -> list[Event]:
-        """Flush; returns as `step` does. For whoever must know of every step so far, right now."""
-        with self._lock:
-            self.flush()
-            return self._take_unseen()
-
     def flush(self) -> None:
         """Bring what was logged to where it survives a kill."""
 
@@ -119,7 +113,7 @@ class Observer:
         evaluation. The latter two flush first, so that work still queued is not counted as theirs.
         """
         if activity != "data":
-            self._flush()
+            self.flush()
         with self.meter.during(activity):
             yield
 
@@ -133,16 +127,32 @@ class Observer:
             self.meter.advance(record.tokens - (self._last_tokens or 0))
             self._last_tokens = record.tokens
             if self._log_due(record.step):
-                self._flush()
+                self.flush()
             return self._take_unseen()
 
-    def flush(self) -> list[Event]:
-        """Read and write the steps kept so far; returns as `step` does. Call it in the loop's
-        thread before a save begins.
+    def read(self) -> list[Event]:
+        """Flush; returns as `step` does. For whoever must know of every step so far, right now."""
+        with self._lock:
+            self.flush()
+            return self._take_unseen()
+
+    def flush(self) -> None:
+        """Read and write the steps kept so far. Call it (or `read`) in the loop's thread before a
+        save begins.
         """
         with self._lock:
-            self._flush()
-            return self._take_unseen()
+            if not self._waiting:
+                return
+            waiting, self._waiting = self._waiting, []
+            read = [events.step_event(record, time=at, rates={}) for at, record in waiting]
+            rates = self.meter.interval()  # after the reads: the device has done these steps
+            written = [_with_rates(event, rates) for event in read]
+            for event in written:
+                self._write(event)
+            self._unseen += written
+            for sink in self._sinks:
+                sink.flush()
+            self._show(written[-1], rates)
 
     def evaluation(
         self, *, step: int, sets: Mapping[str, Mapping[str, Any]], seconds: float | None = None
@@ -159,18 +169,16 @@ class Observer:
             ):
                 self._write(event)
                 self._say(_evaluation_line(event))
-            return self._take_unseen()
 
-    def save(self, *, step: int, seconds: float | None = None, **facts: Any) -> list[Event]:
+    def save(self, *, step: int, seconds: float | None = None, **facts: Any) -> None:
         """A save was made, for which training stood still `seconds` (by default as `during`
-        counted). Returns as `step` does.
+        counted).
         """
         with self._lock:
-            self._flush()
+            self.flush()
             if seconds is None:
                 seconds = self.meter.last.get("save", 0.0)
             self._write(events.save_event(step=step, time=self._clock(), seconds=seconds, **facts))
-            return self._take_unseen()
 
     def say(self, message: str) -> None:
         """Tell the person something, on a line of its own."""
@@ -201,7 +209,7 @@ class Observer:
     def stop(self, *, step: int, reason: str, **facts: Any) -> list[Event]:
         """The process ends, for `reason`; all is written and synced. Returns as `step` does."""
         with self._lock:
-            self._flush()
+            self.flush()
             self._write(events.stop_event(step=step, time=self._clock(), reason=reason, **facts))
             self.sync()
             return self._take_unseen()
@@ -218,21 +226,6 @@ class Observer:
                 self._metrics.close()
             if self._console is not None:
                 self._console.close()
-
-    def _flush(self) -> None:
-        with self._lock:
-            if not self._waiting:
-                return
-            waiting, self._waiting = self._waiting, []
-            read = [events.step_event(record, time=at, rates={}) for at, record in waiting]
-            rates = self.meter.interval()  # after the reads: the device has done these steps
-            written = [_with_rates(event, rates) for event in read]
-            for event in written:
-                self._write(event)
-            self._unseen += written
-            for sink in self._sinks:
-                sink.flush()
-            self._show(written[-1], rates)
 
     def _take_unseen(self) -> list[Event]:
         unseen, self._unseen = self._unseen, []
