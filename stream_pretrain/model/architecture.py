@@ -1,5 +1,5 @@
-"""`model.name` or `model.config` -> every field of a LitGPT `Config`. In: a name, fields. Out: a
-plain dict. No torch.
+"""`ModelConfig` -> every field of a LitGPT `Config`. In: a name, fields or a directory. Out:
+`Architecture`. No torch.
 
 LitGPT's package costs seconds to import, its `config.py` alone a few milliseconds, so that file is
 loaded by its path.
@@ -9,39 +9,96 @@ from __future__ import annotations
 
 import difflib
 import importlib.util
+import json
 import sys
 from collections.abc import Mapping
-from dataclasses import asdict, fields
+from dataclasses import asdict, dataclass, fields
 from functools import cache
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import yaml  # type: ignore[import-untyped]
 
 from stream_pretrain.errors import ConfigError, Fault
+from stream_pretrain.model.families import from_hugging_face
+from stream_pretrain.model.tying import is_tied_by_architecture, with_tie_recorded
+
+if TYPE_CHECKING:
+    from stream_pretrain.config.sections import ModelConfig
 
 
-def architecture(name: str | None, config: Mapping[str, Any] | None) -> dict[str, Any]:
-    """All fields of the LitGPT `Config` that `name`, `config` or both (fields override the name's)
-    stand for.
+@dataclass(frozen=True, kw_only=True)
+class Architecture:
+    """`fields`: every field of a LitGPT `Config`. `tied`: embedding and head are one matrix."""
+
+    fields: Mapping[str, Any]
+    tied: bool
+
+    def to_yaml(self) -> str:
+        """LitGPT's `model_config.yaml`; whether weights are tied is recorded in its `hf_config`."""
+        return str(yaml.safe_dump(with_tie_recorded(self.fields, tied=self.tied), sort_keys=True))
+
+    @classmethod
+    def from_yaml(cls, text: str | bytes) -> Architecture:
+        """Read a `model_config.yaml`, ours or LitGPT's own."""
+        return _complete(None, dict(yaml.safe_load(text)), tie=None, path="model.init_from")
+
+
+def resolve(model: ModelConfig) -> Architecture:
+    """What `name`, `config` (whose fields replace the name's) or, without both, the directory
+    `init_from` stand for.
 
     Raises `ConfigError` for an unknown name or field, and for fields that contradict one another.
     """
-    given = dict(config or {})
+    if model.name is None and model.config is None and model.init_from is not None:
+        given = fields_in(Path(model.init_from))
+        return _complete(None, given, tie=model.tie_embeddings, path="model.init_from")
+    return _complete(model.name, dict(model.config or {}), tie=model.tie_embeddings)
+
+
+def fields_in(directory: Path) -> dict[str, Any]:
+    """`Config` fields of a LitGPT (`model_config.yaml`) or Hugging Face (`config.json`) checkpoint
+    directory."""
+    ours, theirs = directory / "model_config.yaml", directory / "config.json"
+    try:
+        if ours.is_file():
+            return dict(yaml.safe_load(ours.read_text(encoding="utf-8")))
+        if theirs.is_file():
+            return from_hugging_face(json.loads(theirs.read_text(encoding="utf-8")))
+    except (ValueError, TypeError, KeyError, yaml.YAMLError) as error:
+        file = ours if ours.is_file() else theirs
+        remedy = f"{file.name} cannot be used: {error}; choose another checkpoint"
+        raise _refused("model.init_from", str(directory), remedy) from error
+    remedy = "must be a directory with model_config.yaml (LitGPT) or config.json (Hugging Face)"
+    raise _refused("model.init_from", str(directory), remedy)
+
+
+def _complete(
+    name: str | None, given: dict[str, Any], *, tie: bool | None, path: str = "model.config"
+) -> Architecture:
     module = _litgpt_config()
     unknown = sorted(set(given) - {field.name for field in fields(module.Config)})
     if unknown:
-        raise ConfigError.of([_unknown_field(key, given[key]) for key in unknown])
+        raise ConfigError.of([_unknown_field(path, key, given[key]) for key in unknown])
     try:
         if name is None:
-            return _as_plain(module.Config(**given))
-        return _as_plain(module.Config.from_name(_known_name(name), **given))
+            config = module.Config(**given)
+        else:
+            config = module.Config.from_name(_known_name(name), **given)
     except (AssertionError, ValueError, TypeError, ZeroDivisionError) as error:
-        detail = (
-            str(error)
-            or "the fields contradict one another (n_embd, n_head, n_query_groups, experts)"
-        )
-        fault = Fault(path="model.config", found=repr(given), remedy=f"LitGPT refuses it: {detail}")
-        raise ConfigError.of([fault]) from error
+        detail = str(error) or "n_embd, n_head, n_query_groups or the experts do not go together"
+        raise _refused(path, repr(given), f"LitGPT refuses it: {detail}") from error
+    complete = asdict(config)
+    tied = is_tied_by_architecture(complete) if tie is None else tie
+    if tied and complete["lm_head_bias"]:
+        remedy = "must be false: a head with a bias is not an embedding"
+        raise _refused("model.tie_embeddings", "true", remedy)
+    return Architecture(fields=complete, tied=tied)
+
+
+def _refused(path: str, found: str, remedy: str) -> ConfigError:
+    return ConfigError.of([Fault(path=path, found=found, remedy=remedy)])
 
 
 def known_names() -> list[str]:
@@ -65,20 +122,14 @@ def _known_name(name: str) -> str:
         if close
         else "it is no LitGPT config; see litgpt download list"
     )
-    raise ConfigError.of([Fault(path="model.name", found=repr(name), remedy=hint)])
+    raise _refused("model.name", repr(name), hint)
 
 
-def _unknown_field(key: str, value: object) -> Fault:
+def _unknown_field(path: str, key: str, value: object) -> Fault:
     names = [field.name for field in fields(_litgpt_config().Config)]
     close = difflib.get_close_matches(key, names, n=1)
-    hint = (
-        f"did you mean model.config.{close[0]}?" if close else "LitGPT's Config has no such field"
-    )
-    return Fault(path=f"model.config.{key}", found=repr(value), remedy=hint)
-
-
-def _as_plain(config: Any) -> dict[str, Any]:
-    return asdict(config)
+    hint = f"did you mean {path}.{close[0]}?" if close else "LitGPT's Config has no such field"
+    return Fault(path=f"{path}.{key}", found=repr(value), remedy=hint)
 
 
 @cache

@@ -9,11 +9,11 @@ of it.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
-import yaml  # type: ignore[import-untyped]
 from litgpt.config import Config  # type: ignore[import-untyped]
 from litgpt.model import (  # type: ignore[import-untyped]
     GPT,
@@ -24,7 +24,8 @@ from litgpt.model import (  # type: ignore[import-untyped]
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from stream_pretrain.model.architecture import architecture
+from stream_pretrain.errors import ConfigError, Fault
+from stream_pretrain.model.architecture import Architecture, resolve
 from stream_pretrain.model.flops import flops_per_token
 from stream_pretrain.model.initialise import initialise
 from stream_pretrain.model.loss import LossSums, loss_sums
@@ -35,16 +36,20 @@ from stream_pretrain.model.mask import (
     documents_of,
     positions_of,
 )
+from stream_pretrain.model.weights import fill_from
 from stream_pretrain.schema import ModelFacts
+
+if TYPE_CHECKING:
+    from stream_pretrain.config.sections import ModelConfig
 
 
 @dataclass(frozen=True, kw_only=True)
 class ForwardSettings:
     """How a forward pass is computed. None of it is part of the weights.
 
-    `loss_chunk`: positions whose logits exist at once (0: all). `z_weight`: of the z-loss.
-    `document_eos_id`: keep documents apart, opened by this id (None: do not). `recompute_blocks`:
-    activation checkpointing by block.
+    `loss_chunk`: tokens of a micro-batch whose logits exist at once (0: all). `z_weight`: of the
+    z-loss. `document_eos_id`: keep documents apart, opened by this id (None: do not).
+    `recompute_blocks`: activation checkpointing by block.
     """
 
     loss_chunk: int = 0
@@ -164,48 +169,71 @@ class PretrainGPT(GPT):  # type: ignore[misc]
 
 
 def build_model(
-    model: Any,
+    model: ModelConfig,
     *,
     seed: int,
     seq_len: int | None = None,
     settings: ForwardSettings | None = None,
     device: torch.device | str = "cpu",
+    fill: bool = True,
 ) -> PretrainGPT:
-    """The network with its first weights, or, on the meta device, without: then call `materialise`
-    where it lives.
+    """The network with its first weights: drawn from the seed, or read from `model.init_from`.
 
-    `model` is a `ModelConfig`. `seq_len` bounds the rotary tables (default: the architecture's
-    block size).
+    On the meta device, without: call `materialise` when it is where it trains. `fill` False:
+    storage without values, for a checkpoint to be loaded into. `seq_len` bounds the rotary tables
+    (default: the architecture's block size).
     """
-    config = Config(**architecture(model.name, model.config))
+    network = build_network(resolve(model), seq_len=seq_len, settings=settings)
+    network.init_from = None if model.init_from is None else Path(model.init_from)
+    if torch.device(device).type != "meta":
+        network.to_empty(device=device)
+        materialise(network, seed=seed, fill=fill)
+    return network
+
+
+def build_network(
+    architecture: Architecture,
+    *,
+    seq_len: int | None = None,
+    settings: ForwardSettings | None = None,
+) -> PretrainGPT:
+    """The network on the meta device: shapes without storage."""
+    config = Config(**architecture.fields)
+    if seq_len is not None and seq_len > config.block_size:
+        remedy = f"sequences are {seq_len} long; set block_size to at least that"
+        fault = Fault(path="model.config.block_size", found=str(config.block_size), remedy=remedy)
+        raise ConfigError.of([fault])
     with torch.device("meta"):
         network = PretrainGPT(config, settings)
         if seq_len is not None:
             network.max_seq_length = seq_len
-    if model.tie_embeddings:
+    network.tied = architecture.tied
+    if architecture.tied:
         tie_embeddings(network)
-    if torch.device(device).type == "meta":
-        return network
-    network.to_empty(device=device)
-    materialise(network, seed=seed, tied=bool(model.tie_embeddings))
     return network
 
 
-def materialise(network: PretrainGPT, *, seed: int, tied: bool) -> None:
+def materialise(
+    network: PretrainGPT, *, seed: int, tied: bool | None = None, fill: bool = True
+) -> None:
     """Give a network whose storage exists (`to_empty`, or Fabric's setup of a meta model) its first
     weights.
 
-    `to_empty` unties tied parameters, so they are tied again here.
+    `to_empty` unties tied parameters, so they are tied again here. `tied` None: as the architecture
+    says.
     """
     network.cos, network.sin = network.rope_cache(device=network.lm_head.weight.device)
-    if tied:
+    if network.tied if tied is None else tied:
         tie_embeddings(network)
+    if not fill:
+        return
     initialise(network, seed=seed, width=network.config.n_embd, layers=network.config.n_layer)
+    if network.init_from is not None:
+        fill_from(network, network.init_from, network.config)
 
 
 def tie_embeddings(network: PretrainGPT) -> None:
-    """Make the token embedding the head's weight: one parameter. The head comes first in
-    `named_parameters`."""
+    """Make the token embedding the head's weight: one parameter, named first as the head's."""
     network.transformer.wte.weight = network.lm_head.weight
 
 
@@ -216,13 +244,13 @@ def is_tied(network: nn.Module) -> bool:
     return head.weight is embedding.weight
 
 
-def model_facts(model: Any, *, seq_len: int | None = None) -> ModelFacts:
+def model_facts(model: ModelConfig, *, seq_len: int | None = None) -> ModelFacts:
     """Sizes of the network that `build_model` would make; no memory for weights is taken."""
-    network = build_model(model, seed=0, seq_len=seq_len, device="meta")
+    network = build_network(resolve(model))
     config = network.config
     parameters = sum(p.numel() for p in network.parameters())
     embeddings = network.transformer.wte.weight.numel()
-    head = network.lm_head.weight.numel()
+    head = 0 if is_tied(network) else network.lm_head.weight.numel()
     active = sum(_active_parameters(network).values())
     return ModelFacts(
         name=config.name or "custom",
@@ -230,7 +258,7 @@ def model_facts(model: Any, *, seq_len: int | None = None) -> ModelFacts:
         padded_vocab_size=config.padded_vocab_size,
         block_size=config.block_size,
         parameters=parameters,
-        parameters_without_embeddings=parameters - embeddings - (0 if is_tied(network) else head),
+        parameters_without_embeddings=parameters - embeddings - head,
         layers=config.n_layer,
         flops_per_token=flops_per_token(
             config, active_matrix_parameters=active, seq_len=seq_len or config.block_size
@@ -252,9 +280,4 @@ def _active_parameters(network: PretrainGPT) -> Mapping[str, float]:
 
 def model_config_yaml(network: PretrainGPT) -> str:
     """The text of LitGPT's `model_config.yaml` for this network."""
-    fields = architecture(None, {key: getattr(network.config, key) for key in _field_names()})
-    return str(yaml.safe_dump(fields, sort_keys=True))
-
-
-def _field_names() -> list[str]:
-    return list(Config.__dataclass_fields__)
+    return Architecture(fields=asdict(network.config), tied=network.tied).to_yaml()

@@ -37,7 +37,9 @@ def initialise(model: nn.Module, *, seed: int, width: int, layers: int) -> None:
                 continue
             filled.add(id(parameter))
             full_name = f"{prefix}.{name}" if prefix else name
-            _fill(parameter, _first_value(module, full_name, parameter, (seed, std, layers)))
+            fill_parameter(
+                parameter, _first_value(module, full_name, parameter, (seed, std, layers))
+            )
         for buffer in _persistent_buffers(module):
             buffer.zero_()
 
@@ -63,7 +65,7 @@ def _generator(seed: int, name: str) -> torch.Generator:
     return torch.Generator(device="cpu").manual_seed(int.from_bytes(digest[:8], "little") >> 1)
 
 
-def _fill(parameter: Tensor, value: Tensor) -> None:
+def fill_parameter(parameter: Tensor, value: Tensor) -> None:
     """Copy a whole CPU value into a parameter, of which this rank may hold only a shard."""
     value = value.to(dtype=parameter.dtype)
     if not isinstance(parameter, DTensor):

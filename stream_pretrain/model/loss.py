@@ -5,7 +5,7 @@ A mean of means is wrong as soon as two micro-batches count different numbers of
 everything here is a sum and a count; who has all sums of a step (over micro-batches and ranks)
 divides once.
 
-Axes: B samples, T positions, D width, V padded vocabulary.
+Axes: B samples, T positions, N = B x T tokens, D width, V padded vocabulary.
 """
 
 from __future__ import annotations
@@ -64,23 +64,22 @@ def loss_by_stream(sums: LossSums, stream_B: Tensor, streams: int) -> tuple[Tens
 def loss_sums(
     hidden_BTD: Tensor, head: Head, targets_BT: Tensor, *, chunk: int = 0, z_weight: float = 0.0
 ) -> LossSums:
-    """Cross entropy of `head(hidden)` against the targets, `chunk` positions at a time (0: all at
+    """Cross entropy of `head(hidden)` against the targets, `chunk` tokens at a time (0: all at
     once).
 
     Chunked, the logits of one chunk exist at a time, forward and backward: they are computed again
     in the backward pass. `z_weight` adds `z_weight * logsumexp(logits)^2` per token to the
     objective (PaLM, arXiv 2204.02311, §5).
     """
-    step = chunk or targets_BT.size(1)
-    pieces = zip(
-        torch.split(hidden_BTD, step, dim=1), torch.split(targets_BT, step, dim=1), strict=True
-    )
-    recompute = step < targets_BT.size(1) and torch.is_grad_enabled()
-    losses_B = []
-    extras_B = []
-    for hidden, targets in pieces:
+    hidden_ND, targets_N = hidden_BTD.flatten(0, 1), targets_BT.flatten()
+    length = chunk or targets_N.numel()
+    recompute = length < targets_N.numel() and torch.is_grad_enabled()
+    losses, objectives = [], []
+    for hidden, targets in zip(
+        torch.split(hidden_ND, length), torch.split(targets_N, length), strict=True
+    ):
         if recompute:
-            loss, extra = checkpoint(
+            loss, objective = checkpoint(
                 _piece,
                 hidden,
                 head,
@@ -90,14 +89,13 @@ def loss_sums(
                 preserve_rng_state=False,
             )
         else:
-            loss, extra = _piece(hidden, head, targets, z_weight)
-        losses_B.append(loss)
-        extras_B.append(extra)
-    loss_B = torch.stack(losses_B).sum(0)
-    extra_B = torch.stack(extras_B).sum(0)
+            loss, objective = _piece(hidden, head, targets, z_weight)
+        losses.append(loss)
+        objectives.append(objective)
+    loss_B = torch.cat(losses).view_as(targets_BT).sum(1)
     tokens_B = (targets_BT != IGNORED_TARGET).sum(1)
     return LossSums(
-        objective=(loss_B + extra_B).sum(),
+        objective=torch.cat(objectives).view_as(targets_BT).sum(1).sum(),
         loss_sum=loss_B.detach().sum(),
         tokens=tokens_B.sum(),
         sample_losses=loss_B.detach(),
@@ -106,14 +104,10 @@ def loss_sums(
 
 
 def _piece(hidden: Tensor, head: Head, targets: Tensor, z_weight: float) -> tuple[Tensor, Tensor]:
-    """Cross entropy and z-loss of one chunk, summed by sample: two tensors [B], float32."""
+    """Cross entropy and objective of one chunk, by token: two tensors [N], float32."""
     logits = head(hidden).float()
-    loss = functional.cross_entropy(
-        logits.flatten(0, 1), targets.flatten(), reduction="none", ignore_index=IGNORED_TARGET
-    )
-    loss_B = loss.view_as(targets).sum(1)
+    loss = functional.cross_entropy(logits, targets, reduction="none", ignore_index=IGNORED_TARGET)
     if not z_weight:
-        return loss_B, torch.zeros_like(loss_B)
+        return loss, loss
     counted = targets != IGNORED_TARGET
-    extra_B = (logits.logsumexp(-1).square() * counted).sum(1) * z_weight
-    return loss_B, extra_B
+    return loss, loss + logits.logsumexp(-1).square() * counted * z_weight
