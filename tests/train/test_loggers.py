@@ -227,6 +227,9 @@ def test_wandb_gets_no_step_twice_and_keeps_its_run(
     monkeypatch.setenv("WANDB_MODE", "offline")
     run(tmp_path, ["wandb"], steps=range(1, 8), resumed=False)
     run(tmp_path, ["wandb"], steps=range(6, 11))
+    import wandb
+
+    wandb.teardown()  # ends W&B's own process, which writes the files
     sent = [step for file in wandb_files(tmp_path) for step in wandb_steps(file)]
     assert sent == list(range(1, 11))
     assert len(wandb_files(tmp_path)) == 2
