@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import csv
 import importlib.util
+import logging
 import os
 import time
 from collections.abc import Mapping, Sequence
@@ -22,6 +23,7 @@ from stream_pretrain.observe.observer import EMPTY, Sink
 PACKAGE_OF = {"csv": None, "tensorboard": "tensorboard", "wandb": "wandb", "mlflow": "mlflow"}
 RUN_TAG = "stream_pretrain.run_id"
 
+_log = logging.getLogger(__name__)
 _MLFLOW_BATCH = 1000  # metrics a request: the service's limit
 
 
@@ -205,10 +207,13 @@ class MLflowSink:
     def __init__(self, directory: Path, *, run_id: str, name: str, project: str) -> None:
         from lightning.pytorch.loggers.mlflow import MLFlowLogger
 
+        tracking_uri = os.environ.get("MLFLOW_TRACKING_URI")
+        if tracking_uri is None:  # MLflow 3 asks for this before it writes to a folder
+            os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
         self._logger = MLFlowLogger(
             experiment_name=project,
             run_name=name,
-            tracking_uri=os.environ.get("MLFLOW_TRACKING_URI"),
+            tracking_uri=tracking_uri,
             save_dir=str(directory / "mlflow"),
             tags={RUN_TAG: run_id},
         )
@@ -235,15 +240,21 @@ class MLflowSink:
 
         self._sent = step
         now = int(time.time() * 1000)
-        if len(self._waiting) + len(values) > _MLFLOW_BATCH:
-            self.flush()
         self._waiting += [Metric(key, value, now, step) for key, value in values.items()]
 
     def flush(self) -> None:
-        """Send what was kept, in one request."""
-        waiting, self._waiting = self._waiting, []
-        if waiting:
-            self._logger.experiment.log_batch(run_id=self._logger.run_id, metrics=waiting)
+        """Send what was kept. A service that does not answer delays its numbers, not the run."""
+        try:
+            while self._waiting:
+                batch = self._waiting[:_MLFLOW_BATCH]
+                self._logger.experiment.log_batch(run_id=self._logger.run_id, metrics=batch)
+                del self._waiting[: len(batch)]
+        except Exception as error:
+            _log.warning(
+                "MLflow did not take %d numbers, they are sent again later: %s",
+                len(self._waiting),
+                error,
+            )
 
     def close(self) -> None:
         """Send the rest; the run counts as finished until it goes on."""

@@ -271,7 +271,6 @@ def test_mlflow_gets_no_step_twice_and_keeps_its_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     run(tmp_path, ["mlflow"], steps=range(1, 8), resumed=False)
     run(tmp_path, ["mlflow"], steps=range(6, 11), evaluate=(9,))
     from mlflow.tracking import MlflowClient
@@ -284,3 +283,30 @@ def test_mlflow_gets_no_step_twice_and_keeps_its_run(
     (evaluation,) = client.get_metric_history(only.info.run_id, "validation/web/loss")
     assert evaluation.step == 9
     assert only.info.status == "FINISHED"
+
+
+@needs_mlflow
+@pytest.mark.filterwarnings("default")
+def test_an_mlflow_service_that_fails_delays_its_numbers_and_not_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    from mlflow.tracking import MlflowClient
+
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    (sink,) = open_sinks(["mlflow"], directory=tmp_path, run_id="run-7", name="try")
+    assert sink.resume(EMPTY) == EMPTY
+    real = MlflowClient.log_batch
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise OSError("no route to host")
+
+    monkeypatch.setattr(MlflowClient, "log_batch", refuse)
+    sink.log(1, {"train/tokens": 10.0})
+    sink.flush()
+    assert "no route to host" in caplog.text
+    monkeypatch.setattr(MlflowClient, "log_batch", real)
+    sink.log(2, {"train/tokens": 20.0})
+    sink.close()
+    (again,) = open_sinks(["mlflow"], directory=tmp_path, run_id="run-7", name="try")
+    assert again.resume(1) == 2
+    again.close()
