@@ -26,7 +26,7 @@ from stream_pretrain.errors import ConfigError, Fault
 from stream_pretrain.storage.store import open_store
 
 CORPUS_BYTES = 1_300_000
-VOCAB_SIZE = 1024
+VOCAB_SIZE = 2048
 SEQ_LEN = 128
 PROMPT = "def "
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stream_pretrain.config.sections import Config, StreamConfig
-from stream_pretrain.data.index import read_stream
+from stream_pretrain.data.index import StreamIndex, find_stream, read_index
 from stream_pretrain.errors import ConfigError, DataError, Fault
 from stream_pretrain.schema import StreamFacts
 from stream_pretrain.storage.store import Store, open_store
@@ -20,6 +20,12 @@ class Source:
     config: StreamConfig
     facts: StreamFacts
     store: Store
+    index: StreamIndex
+
+    @property
+    def shard_samples(self) -> list[int]:
+        """Samples in each shard."""
+        return [shard.samples for shard in self.index.shards]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,8 +81,9 @@ def _own_validation(config: Config, train: list[Source]) -> list[Source]:
 
 def _source(config: Config, stream: StreamConfig, split: str) -> Source:
     root = open_store(stream.location, config.storage_of(stream))
-    facts, store = read_stream(root, name=stream.label, split=stream.split, default_split=split)
-    return Source(config=stream, facts=facts, store=store)
+    store, card = find_stream(root, stream.split or split)
+    index = read_index(store, card)
+    return Source(config=stream, facts=index.facts(stream.label), store=store, index=index)
 
 
 def tokenizer_files(source: Source, config: Config) -> tuple[Store, str] | None:
