@@ -57,7 +57,10 @@ _CLOCK = re.compile(r"(?:([0-9]+)(?:-|d\s+))?([0-9]+):([0-5][0-9]):([0-5][0-9](?
 
 
 def parse_count(value: object) -> int:
-    """A count of things, at least 0: `1_000`, `1e9`, `"20B"`, `"64Ki"`. ValueError otherwise."""
+    """A count of things, at least 0: `1_000`, `1e9`, `"20B"`, `"64Ki"`. ValueError otherwise.
+
+    With a unit the nearest whole number is taken, as for sizes.
+    """
     return _parse_whole(value, COUNT_UNITS, _COUNT, fold_case=False)
 
 
@@ -134,7 +137,7 @@ def _parse_whole(value: object, units: Mapping[str, int], kind: str, *, fold_cas
             return int(match[1]) * units[unit]
         number, factor = float(match[1]), units[unit]
     amount = _checked(number, kind, value) * factor
-    if not math.isclose(amount, round(amount), rel_tol=1e-12, abs_tol=0.0):
+    if factor == 1 and amount != round(amount):
         raise ValueError(f"must be {kind}, got {value!r}")
     return round(amount)
 

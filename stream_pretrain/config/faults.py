@@ -117,6 +117,8 @@ def _remedy(
         return details["msg"].replace("Input should be", "must be").replace(
             "Tuple should have at least 1 item after validation, not 0", "must hold at least one"
         ), shown(value)
+    if kind == "finite_number":
+        return "must be a finite number", shown(value)
     if info is None:
         return details["msg"], shown(value)
     item = item_of(info.annotation) if path[-1].isdigit() else None
