@@ -1,0 +1,44 @@
+"""A directory that is whole or absent. In: a target path. Out: a staging directory, renamed when
+the block succeeds."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from stream_pretrain.errors import ConfigError, Fault
+
+
+@contextmanager
+def new_directory(out: Path) -> Iterator[Path]:
+    """Yield a staging directory beside `out`; it becomes `out` if the block ends well and vanishes
+    if not.
+
+    `ConfigError` where `out` exists and holds something.
+    """
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        remedy = "exists already; name a new directory"
+        raise ConfigError.of([Fault(path="--out", found=str(out), remedy=remedy)])
+    out.parent.mkdir(parents=True, exist_ok=True)
+    staging = Path(tempfile.mkdtemp(prefix=f".{out.name}-", dir=out.parent))
+    try:
+        yield staging
+        _sync(staging)
+        staging.chmod(0o755)
+        staging.replace(out)
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+
+
+def _sync(directory: Path) -> None:
+    """The files' bytes reach the disk before the name does."""
+    for path in directory.iterdir():
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

@@ -1,0 +1,37 @@
+"""`Trained` -> a directory for `litgpt generate`, `chat` and `evaluate`. In: weights. Out: a LitGPT
+checkpoint directory.
+
+Flat: `lit_model.pth`, `model_config.yaml`, the tokenizer's files. The directory appears only after
+LitGPT's own network, loaded from it, gave the same logits.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from litgpt.config import Config  # type: ignore[import-untyped]
+from litgpt.model import GPT  # type: ignore[import-untyped]
+
+from stream_pretrain.export.directory import new_directory
+from stream_pretrain.export.parity import Parity, compare
+from stream_pretrain.export.source import MODEL_CONFIG, Trained
+from stream_pretrain.model.weights import LITGPT_WEIGHTS
+
+
+def export_litgpt(trained: Trained, out: Path) -> Parity:
+    """Write `out`, or raise; how far LitGPT's logits were from ours."""
+    with new_directory(out) as staging:
+        torch.save(dict(trained.weights), staging / LITGPT_WEIGHTS)
+        (staging / MODEL_CONFIG).write_text(trained.architecture.to_yaml(), encoding="utf-8")
+        for name, content in (trained.tokenizer.files if trained.tokenizer else {}).items():
+            (staging / name).write_bytes(content)
+        return compare(trained, _logits_of(staging), where=str(out))
+
+
+def _logits_of(directory: Path) -> GPT:
+    """LitGPT's network as LitGPT's own commands load it, in float32."""
+    network = GPT(Config.from_file(directory / MODEL_CONFIG))
+    weights = torch.load(directory / LITGPT_WEIGHTS, mmap=True, weights_only=True)
+    network.load_state_dict(weights, strict=True)
+    return network.float().eval()

@@ -1,0 +1,59 @@
+"""Two networks -> how far apart their logits are. In: `Trained`, the exported network. Out:
+`Parity`, or an error.
+
+Both compute in float32 on the CPU on the same ids. The limit is relative to the spread of the
+logits: float32 sums in another order differ by a few parts in a million, a wrong rotary base or a
+missing bias by far more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from stream_pretrain.errors import CheckpointError
+from stream_pretrain.export.source import Trained
+
+LIMIT = 1e-3
+_LENGTH = 48
+_SAMPLES = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parity:
+    """`largest`: the largest difference of a logit. `relative`: divided by the logits' standard
+    deviation."""
+
+    largest: float
+    relative: float
+
+
+@torch.no_grad()
+def compare(trained: Trained, exported: Callable[[Tensor], Tensor], *, where: str) -> Parity:
+    """Logits of `exported(ids)` against the trained network's; `CheckpointError` beyond the
+    limit."""
+    ids_BT = sample_ids(trained)
+    ours = trained.network()(ids_BT)
+    theirs = exported(ids_BT).float()
+    largest = (ours - theirs).abs().max().item()
+    relative = largest / max(ours.std().item(), 1e-6)
+    if not relative <= LIMIT:  # a NaN is no parity either
+        raise CheckpointError(
+            f"{where}: its logits differ from the checkpoint's by {largest:.3g} ({relative:.3g} of "
+            f"their spread, limit {LIMIT:g}), so it was not written. Report the architecture of "
+            f"{trained.where}"
+        )
+    return Parity(largest=largest, relative=relative)
+
+
+def sample_ids(trained: Trained) -> Tensor:
+    """The ids that are compared: the same ones each time, longer than any sliding window where
+    possible."""
+    fields = trained.architecture.fields
+    window = fields["sliding_window_size"] or 0
+    length = min(fields["block_size"], max(_LENGTH, min(window + 16, 1024)))
+    generator = torch.Generator().manual_seed(0)
+    return torch.randint(0, fields["vocab_size"], (_SAMPLES, length), generator=generator)
