@@ -59,11 +59,16 @@ def readme(configs: Path, model: type[Section]) -> str:
 
 
 def schema(model: type[Section]) -> str:
-    """JSON Schema of the configuration file."""
-    described: dict[str, Any] = model.model_json_schema()
-    described.pop("required", None)
-    described["$schema"] = "https://json-schema.org/draft/2020-12/schema"
+    """JSON Schema of the configuration file. Nothing is required of one file: there may be more."""
+    described: dict[str, Any] = {"$schema": "https://json-schema.org/draft/2020-12/schema"}
+    described |= _without_required(model.model_json_schema())
     return json.dumps(described, indent=1, ensure_ascii=False) + "\n"
+
+
+def _without_required(part: Any) -> Any:
+    if isinstance(part, dict):
+        return {k: _without_required(v) for k, v in part.items() if k != "required"}
+    return [_without_required(item) for item in part] if isinstance(part, list) else part
 
 
 def _help_entry(key: Key) -> str:
