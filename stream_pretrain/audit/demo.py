@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 from stream_pretrain.audit import children
-from stream_pretrain.audit.chart import Series, line_chart
+from stream_pretrain.audit.chart import Mark, Series, line_chart
 from stream_pretrain.audit.compare import Ending, differences, ending
 from stream_pretrain.errors import ConfigError, Fault
 from stream_pretrain.storage.store import open_store
@@ -160,8 +160,8 @@ def _generate(run: Path) -> str:
 def _draw(out: Path, whole: Ending, interrupted: Ending, killed_after: int) -> Path:
     path = out / "loss.svg"
     series = [
-        Series(name=name, points=sorted(found.losses.items()))
-        for name, found in (("uninterrupted", whole), ("killed and resumed", interrupted))
+        Series(name="uninterrupted", points=sorted(whole.losses.items())),
+        Series(name="killed and resumed", points=sorted(interrupted.losses.items()), dashed=True),
     ]
     path.write_text(
         line_chart(
@@ -169,7 +169,7 @@ def _draw(out: Path, whole: Ending, interrupted: Ending, killed_after: int) -> P
             title="Loss of both runs",
             x_label="step",
             y_label="loss (nats per token)",
-            marks=[(killed_after, "SIGKILL")],
+            marks=[Mark(x=killed_after, label="SIGKILL", kind="restart")],
         )
     )
     return path
