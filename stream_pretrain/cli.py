@@ -51,7 +51,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line `argv` (default: this process's) and return its exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
     try:
-        return _dispatch(words)
+        code = _dispatch(words)
+        sys.stdout.flush()
+        return code
     except StreamPretrainError as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return error.exit_code

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
+import subprocess
 import sys
 import time
 from argparse import Namespace
@@ -186,6 +188,16 @@ def test_an_error_of_our_own_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch
     failing(monkeypatch, ZeroDivisionError("bug"))
     with pytest.raises(ZeroDivisionError, match="bug"):
         main(["report", "r"])
+
+
+@pytest.mark.parametrize("argv", [["--help"], ["fit", "--help"]])
+def test_a_reader_that_has_enough_is_no_error_of_ours(argv: list[str]) -> None:
+    program = f"import sys; from stream_pretrain.cli import main; sys.exit(main({argv!r}))"
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run([sys.executable, "-c", program], stdout=writer, stderr=subprocess.PIPE)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (1, b"")
 
 
 def test_leaving_by_an_error_kills_the_workers_that_ignore_signals(

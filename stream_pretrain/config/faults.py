@@ -28,7 +28,7 @@ from stream_pretrain.config.types import FaultsError, Section, Settings
 from stream_pretrain.config.yaml import KeyPath
 from stream_pretrain.errors import Fault
 
-_USERINFO = re.compile(r"(?<=://)[^/@\s]*@")
+_SECRETS = re.compile(r"(?<=://)[^/@\s]*(?=@)|(?<=\?)[^'\"\s]+")
 _LONGEST = 60
 
 
@@ -67,7 +67,8 @@ def did_you_mean(path: Sequence[str], model: type[Section], *, flag: bool = Fals
 
 def shown(value: object) -> str:
     """A value as a message shows it: short, and without credentials in URLs."""
-    text = _USERINFO.sub("…@", repr(value))
+    text = repr(value)
+    text = _SECRETS.sub("…", text) if "://" in text else text
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"
 
 

@@ -53,7 +53,7 @@ def load_config(
     """
     flags = parse_flags(argv, model, options)
     if flags.help:
-        print(help_text(program, model, options), end="")
+        print(help_text(program, model, options), end="", flush=True)
         raise SystemExit(0)
     faults = list(flags.faults)
     raw, places = _merge_sources(flags, faults)

@@ -92,19 +92,25 @@ class _Reader:
     source: str
     places: dict[KeyPath, str]
 
-    def value(self, node: Node, path: KeyPath) -> Any:
+    def value(self, node: Node, path: KeyPath, above: tuple[Node, ...] = ()) -> Any:
         self.places[path] = self._place(node)
+        if node in above:
+            raise _fault(self._place(node), "", "holds an alias of itself")
+        above = (*above, node)
         if isinstance(node, MappingNode):
-            return dict(self._pairs(node, path))
+            return dict(self._pairs(node, path, above))
         if isinstance(node, SequenceNode):
-            return [self.value(item, (*path, str(i))) for i, item in enumerate(node.value)]
+            items = enumerate(node.value)
+            return [self.value(item, (*path, str(i)), above) for i, item in items]
         if str(node.tag) in _AS_TEXT:
             return node.value
         if str(node.tag) not in _AS_SCALAR:
             raise _fault(self._place(node), str(node.tag), "tags and merge keys are not read")
         return _construct(node)
 
-    def _pairs(self, node: MappingNode, path: KeyPath) -> Iterator[tuple[str, Any]]:
+    def _pairs(
+        self, node: MappingNode, path: KeyPath, above: tuple[Node, ...]
+    ) -> Iterator[tuple[str, Any]]:
         seen: set[str] = set()
         for key_node, value_node in node.value:
             key = key_node.value if isinstance(key_node, ScalarNode) else None
@@ -115,7 +121,7 @@ class _Reader:
                 raise _fault(self._place(key_node), f"a second '{key}'", "leave one of them out")
             seen.add(key)
             below = (*path, key)
-            yield key, self.value(value_node, below)
+            yield key, self.value(value_node, below, above)
             self.places[below] = self._place(key_node)
 
     def _place(self, node: Node) -> str:

@@ -178,6 +178,8 @@ def test_a_value_of_the_wrong_kind_is_refused(base: str, flag: str, value: str, 
         ("--run.dir", "s3://KEY:SECRET@b/x"),
         ("--storage.endpoint_url", "https://KEY:SECRET@host"),
         ("--storage.secret_key", "SECRET"),
+        ("--run.dir", "https://host/x?X-Amz-Signature=SECRET"),
+        ("--data.train", '[{"remote": "s3://KEY:SECRET@b/x"'),
         ("--data.train", '[{"remote": "s3://KEY:SECRET@b/x"}]'),
     ],
 )

@@ -55,6 +55,7 @@ def test_an_empty_file_is_nothing() -> None:
         ("a: 1\na: 2", "x:2 is a second 'a': leave one of them out"),
         ("a: !!python/object:os.system x", "tags and merge keys are not read"),
         ("a: &a {b: 1}\nc:\n  <<: *a", "x:3 is <<: a key must be plain text"),
+        ("a: &a [*a]", "x:1: holds an alias of itself"),
         ("? [1, 2]\n: 3", "a list or mapping"),
         ("a: \x00", "not valid YAML"),
     ],
