@@ -1,0 +1,45 @@
+"""What people pass on holds no secrets, and stays readable."""
+
+from __future__ import annotations
+
+import pytest
+
+from stream_pretrain.observe.redaction import redact
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("s3://user:pa55@bucket/run", "s3://***@bucket/run"),
+        ("see https://tok@h/x, then go", "see https://***@h/x, then go"),
+        (
+            "https://h/a.bin?X-Amz-Signature=abc&X-Amz-Credential=def end",
+            "https://h/a.bin?*** end",
+        ),
+        ("remote: 'az://c/x?sig=abc'", "remote: 'az://c/x?***'"),
+        ("aws_secret_access_key: abc/def+1", "aws_secret_access_key: ***"),
+        ("AWS_ACCESS_KEY_ID=AKIA123", "AWS_ACCESS_KEY_ID=***"),
+        ('{"password": "a b", "x": 1}', '{"password": ***, "x": 1}'),
+        ("session_token: abc", "session_token: ***"),
+        ("storage.api_key=abc", "storage.api_key=***"),
+    ],
+)
+def test_secrets_are_hidden(text: str, shown: str) -> None:
+    assert redact(text) == shown
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "s3://bucket/run/step-00000100",
+        "max_tokens: 1000",
+        "tokenizer: byte",
+        "text_key: content",
+        "dir: /data/user@home/run",
+        "secret: null",
+        "what is 3 + 4? https://h/a",
+        "tokens=5",
+    ],
+)
+def test_the_rest_stays_as_it_is(text: str) -> None:
+    assert redact(text) == text
