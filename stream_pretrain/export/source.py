@@ -6,16 +6,18 @@ Needs no process group and no GPU; everything is held in memory once, on the CPU
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from stream_pretrain.checkpoint.layout import CHECKPOINTS, step_name
-from stream_pretrain.checkpoint.load import read_model_state
+from stream_pretrain.checkpoint.load import read_model_files, read_model_state
 from stream_pretrain.errors import CheckpointError
-from stream_pretrain.export.vocabulary import ExportedTokenizer
+from stream_pretrain.export.vocabulary import TOKENIZER_FILE, ExportedTokenizer
 from stream_pretrain.model.architecture import Architecture
 from stream_pretrain.model.build import PretrainGPT, build_network, materialise
 from stream_pretrain.schema import TOKENIZER_DIR
@@ -55,20 +57,22 @@ def read_trained(run: Store, step: int | None) -> Trained:
     weights, state = read_model_state(run, step)
     chosen = int(state["step"])
     place = run.child(f"{CHECKPOINTS}/{step_name(chosen)}")
-    if place.head(MODEL_CONFIG) is None:
-        raise CheckpointError(
-            f"{place.url(MODEL_CONFIG)}: absent, so the architecture is unknown. "
-            "Use another checkpoint."
-        )
-    architecture = Architecture.from_yaml(place.read(MODEL_CONFIG))
-    files = place.child(TOKENIZER_DIR)
-    found = {info.key: files.read(info.key) for info in files.list()}
+    with tempfile.TemporaryDirectory(prefix="export-") as directory:
+        into = Path(directory)
+        read_model_files(run, chosen, (MODEL_CONFIG, TOKENIZER_DIR), into)
+        if not (into / MODEL_CONFIG).is_file():
+            raise CheckpointError(
+                f"{place.url(MODEL_CONFIG)}: absent, so the architecture is unknown. "
+                "Use another checkpoint."
+            )
+        architecture = Architecture.from_yaml((into / MODEL_CONFIG).read_bytes())
+        found = {path.name: path.read_bytes() for path in (into / TOKENIZER_DIR).glob("*")}
     return Trained(
         step=chosen,
         where=place.location,
         weights=_with_tied(weights, tied=architecture.tied),
         architecture=architecture,
-        tokenizer=ExportedTokenizer.of(found) if found else None,
+        tokenizer=ExportedTokenizer.of(found) if TOKENIZER_FILE in found else None,
     )
 
 

@@ -345,6 +345,14 @@ _PLAIN = {"parallel_residual": False, "rotary_percentage": 1.0, "bias": False}
 
 FAMILIES: tuple[Family, ...] = (
     Family(
+        model_type="mistral",
+        causal_lm="MistralForCausalLM",
+        needs={**_LLAMA_BLOCK, **_PLAIN},
+        can=("sliding_window_size",),
+        write=_write_mistral,
+        read=_read_mistral,
+    ),
+    Family(
         model_type="llama",
         causal_lm="LlamaForCausalLM",
         needs={"norm_class_name": "RMSNorm", "mlp_class_name": "LLaMAMLP"}
@@ -374,14 +382,6 @@ FAMILIES: tuple[Family, ...] = (
         needs={**_LLAMA_BLOCK, **_PLAIN, "norm_qk": True},
         write=_write_llama,
         read=_read_heads,
-    ),
-    Family(
-        model_type="mistral",
-        causal_lm="MistralForCausalLM",
-        needs={**_LLAMA_BLOCK, **_PLAIN},
-        can=("sliding_window_size",),
-        write=_write_mistral,
-        read=_read_mistral,
     ),
     Family(
         model_type="gemma",
@@ -420,4 +420,4 @@ FAMILIES: tuple[Family, ...] = (
         unit_offset=True,
     ),
 )
-"""In order of preference where two fit."""
+"""At most one fits. Of those that nearly fit the first is named in a refusal."""

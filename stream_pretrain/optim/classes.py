@@ -1,9 +1,9 @@
 """`optimizer.name` -> a class of torch and the arguments it takes. In: `OptimizerConfig`. Out:
 `Recipe`, or faults.
 
-A setting that was written down and that the class does not know is a fault. Settings that were not
-written down keep the class's own defaults, except for AdamW, whose defaults are the
-configuration's. Makes no optimizer.
+A setting other than its default that the class does not know is a fault. Settings at their default
+keep the class's own default, except for AdamW, whose defaults are the configuration's. Makes no
+optimizer.
 """
 
 from __future__ import annotations
@@ -56,14 +56,14 @@ def recipe_for(optimizer: OptimizerConfig) -> Recipe:
     faults = [*_option_faults(optimizer.options, accepted, kind.__name__)]
     arguments: dict[str, Any] = {"lr": optimizer.lr}
     for name, of_type in (("betas", tuple), ("eps", float)):
-        if kind is not torch.optim.AdamW and name not in optimizer.model_fields_set:
+        if kind is not torch.optim.AdamW and not _is_given(optimizer, name):
             continue
         if isinstance(accepted.get(name), of_type):
             arguments[name] = getattr(optimizer, name)
         else:
             faults.append(_not_taken(optimizer, name, kind.__name__))
     decoupled = kind.__name__ in _DECAY_AT_THE_RATE or "decoupled_weight_decay" in accepted
-    if not decoupled and optimizer.weight_decay and "weight_decay" in optimizer.model_fields_set:
+    if not decoupled and optimizer.weight_decay and _is_given(optimizer, "weight_decay"):
         faults.append(_not_taken(optimizer, "weight_decay", kind.__name__))
     if "decoupled_weight_decay" in accepted:
         arguments["decoupled_weight_decay"] = True
@@ -74,6 +74,12 @@ def recipe_for(optimizer: OptimizerConfig) -> Recipe:
         arguments={**arguments, **optimizer.options},
         weight_decay=optimizer.weight_decay if decoupled else None,
     )
+
+
+def _is_given(optimizer: OptimizerConfig, key: str) -> bool:
+    """Whether a key differs from its default: a resolved configuration, which has every key, is
+    accepted as well."""
+    return bool(getattr(optimizer, key) != type(optimizer).model_fields[key].default)
 
 
 def _class_named(name: str) -> type[Optimizer]:

@@ -145,7 +145,7 @@ def test_options_reach_the_class() -> None:
         ({"name": "torch.optim.SGD", "eps": 1e-6}, "optimizer.eps", "SGD has no single eps"),
         ({"name": "torch.optim.Adafactor", "eps": 1e-6}, "optimizer.eps", "no single eps"),
         (
-            {"name": "torch.optim.RMSprop", "weight_decay": 0.1},
+            {"name": "torch.optim.RMSprop", "weight_decay": 0.2},
             "optimizer.weight_decay",
             "no decoupled weight decay",
         ),
@@ -161,6 +161,12 @@ def test_what_cannot_take_effect_is_refused(section: dict[str, Any], path: str, 
     assert words in faults[0].remedy
     with pytest.raises(ConfigError, match=re.escape(words)):
         build_optimizer(Net(), config(**section))
+
+
+def test_a_resolved_section_which_has_every_key_is_accepted() -> None:
+    written = config(name="torch.optim.SGD").model_dump()
+    made = build_optimizer(Net(), OptimizerConfig(**written))
+    assert isinstance(made, torch.optim.SGD)
 
 
 def test_all_faults_of_the_section_come_together() -> None:
