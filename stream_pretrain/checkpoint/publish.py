@@ -57,10 +57,8 @@ class Publisher:
         `resumed` is the step that this start went on from: checkpoints beyond it belong to a future
         that is given up, and are taken out of the line before the first receipt of the new one.
         """
-        disk_shelf = self.staging or self.run
-        place = self.peers.leader(
-            lambda: disk.saving_place(disk_shelf.store.path, snapshot.step, self._own)
-        )
+        owner = self.peers.leader(lambda: self._own)
+        place = disk.saving_place((self.staging or self.run).store.path, snapshot.step, owner)
         self.peers.every(lambda: self._begin(place, snapshot))
         try:
             written = write_files(place, snapshot, peers=self.peers, extras=self.extras)
