@@ -71,13 +71,9 @@ def _shares_are_clear(c: Config) -> Iterator[Fault]:
 def _cache_has_a_use(c: Config) -> Iterator[Fault]:
     streams = list(_streams(c))
     only_local = [path for path, stream in streams if stream.local and not stream.remote]
-    cached = [stream for _, stream in streams if stream.remote and not stream.local]
     if c.data.cache.limit is not None and only_local:
         remedy = f"would delete the only copy of {only_local[0]}: leave it out"
         yield _fault("data.cache.limit", str(c.data.cache.limit), remedy)
-    if c.data.cache.dir is not None and not cached:
-        remedy = "has no effect: no stream is fetched without a local of its own"
-        yield _fault("data.cache.dir", repr(c.data.cache.dir), remedy)
 
 
 def _shuffle_keys_apply(c: Config) -> Iterator[Fault]:

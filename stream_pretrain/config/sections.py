@@ -184,8 +184,8 @@ class CacheConfig(Section):
     """Where fetched shards lie."""
 
     dir: LocalPath | None = None
-    """Directory for the shards of remote streams without `local`; null: `stream-pretrain` in the
-    user's cache directory."""
+    """Directory for the shards of remote streams without `local`, and for those that a local
+    dataset holds compressed; null: `stream-pretrain` in the user's cache directory."""
 
     limit: ByteSize | None = None
     """Delete shards not needed now beyond this size; null: keep all. Refused with a stream that is

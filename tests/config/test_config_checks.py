@@ -75,11 +75,6 @@ CONTRADICTIONS: list[tuple[dict[str, Any], str, str]] = [
         "would delete the only copy of data.train.0",
     ),
     (
-        {"data.train": [{"local": "/a"}], "data.cache": {"dir": "/c"}},
-        "data.cache.dir",
-        "no stream is fetched",
-    ),
-    (
         {"data.shuffle": {"algo": "py1s", "block_size": 1000}},
         "data.shuffle.block_size",
         "no effect with algo py1s",
