@@ -1,0 +1,65 @@
+"""`stream-pretrain report RUN`: one HTML page about a run. In: a run directory, local or a bucket.
+Out: RUN/report.html, or a local file. Changes nothing else, and may be called while the run goes
+on.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from itertools import count, takewhile
+from pathlib import Path
+
+from stream_pretrain.audit.report_data import History, read_history
+from stream_pretrain.audit.report_page import Sources, page
+from stream_pretrain.errors import DataError
+from stream_pretrain.observe.jsonl import read_events
+from stream_pretrain.storage.store import Store
+
+REPORT_NAME = "report.html"
+
+_METRICS_NAME = "metrics.jsonl"
+
+
+def write_report(run: Store, out: Path | None = None) -> str:
+    """Write the report of a run; returns where it is. `out`: a local file instead of
+    RUN/report.html.
+
+    Raises:
+        DataError: there are no metrics at this place.
+    """
+    history = _history(run)
+    html = page(history, _sources(run)).encode()
+    if out is None:
+        run.write(REPORT_NAME, html)
+        return run.url(REPORT_NAME)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_bytes(html)
+    return str(out)
+
+
+def _history(run: Store) -> History:
+    found = run.head(_METRICS_NAME)
+    if found is None:
+        raise DataError(
+            f"{run.url(_METRICS_NAME)}: there is no such file. Give the directory of a run that "
+            "has started (run.dir in its configuration)."
+        )
+    if run.is_local:
+        return read_history(read_events(run.path / _METRICS_NAME))
+    with tempfile.TemporaryDirectory(prefix="report-") as folder:
+        copy = Path(folder) / _METRICS_NAME
+        run.download(_METRICS_NAME, copy, size=found.size)
+        return read_history(read_events(copy))
+
+
+def _sources(run: Store) -> Sources:
+    names = list(takewhile(lambda name: run.head(name) is not None, _config_names()))
+    config = run.read(names[0]).decode(errors="replace") if names else ""
+    return Sources(location=run.url(), config=config, links=(*names, _METRICS_NAME))
+
+
+def _config_names() -> Iterator[str]:
+    """`config.yaml` of the first start, then one of each further start."""
+    yield "config.yaml"
+    yield from (f"config.{number}.yaml" for number in count(1))
