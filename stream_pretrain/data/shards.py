@@ -1,53 +1,472 @@
-"""Thin first version; the storage owner replaces it."""
+"""Shards -> rows, or a prompt error. In: sources and an `Order`. Out:
+
+`LoudDataset` of (sample id, row).
+
+The order is the library's; how shards get here is not. In the library a shard that cannot be
+fetched ends the epoch
+early or hangs it; here each worker yields exactly the ids that it was given, and whoever waits
+learns of a failure
+anywhere on the node. Everything at module level pickles, because workers come from a fork server: a
+bucket's client
+does not survive a fork.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import json
+import os
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
+from numpy.typing import NDArray
 from streaming import Stream, StreamingDataset
+from streaming.base.dataset import _ShardState
+from streaming.base.format.base.reader import FileInfo
+from streaming.base.format.mds.reader import MDSReader
 
+from stream_pretrain.data.fetch import FetchSettings, fetch_shard, verify_shard
+from stream_pretrain.data.index import Shard, ShardFile, StreamIndex
+from stream_pretrain.data.prefetch import Prefetch
+from stream_pretrain.data.segments import JobNames, SharedNames
+from stream_pretrain.data.shard_files import ShardFiles
+from stream_pretrain.data.shared_memory import Job, file_lock, open_job
+from stream_pretrain.data.together import TICK_S, Failures, FileBarrier
+from stream_pretrain.data.watch import Watch
+from stream_pretrain.errors import ConfigError, ShardError
 from stream_pretrain.order import Order
+from stream_pretrain.schema import World
 from stream_pretrain.storage.store import Store
+
+EVICTION_TRIES = 8
+OPEN_SHARDS = 64
+OPEN_SHARDS_WITH_LIMIT = 4
+Row = tuple[int, NDArray[Any]]
 
 
 @dataclass(frozen=True, kw_only=True)
 class ShardSource:
-    """One stream: where its shards are, where they are kept, how many samples an epoch draws."""
+    """One stream:
+
+    `store` is where its shards are, `directory` where this node keeps them, None to read them in
+    place.
+
+    `drawn` is the number of samples that it gives to an epoch.
+    """
 
     name: str
     store: Store
-    local: Path
+    index: StreamIndex
+    directory: Path | None
     drawn: int
+
+    @property
+    def raw_directory(self) -> Path:
+        """Where the raw shards are read."""
+        return self.store.path if self.directory is None else self.directory
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReadSettings:
+    """How shards are fetched and rows are checked. None of it changes the order.
+
+    `row_ids` is the length every row must have; longer ones are cut if `truncate`. `vocab_size`
+    bounds ids. `ahead`
+    samples are fetched before they are needed. `cache_limit` in bytes covers fetched shards only.
+    """
+
+    row_ids: int
+    vocab_size: int | None = None
+    truncate: bool = False
+    cache_limit: int | None = None
+    ahead: int = 256
+    fetch: FetchSettings = field(default_factory=FetchSettings)
+
+
+class ShardStream(Stream):
+    """A source as the library sees it: shards from a checked index, fetched through the `Store`."""
+
+    def __init__(self, source: ShardSource, settings: FetchSettings) -> None:
+        super().__init__(local=str(source.raw_directory), choose=source.drawn, keep_zip=False)
+        self.in_place = source.directory is None
+        self.store = source.store
+        self.directory = source.raw_directory
+        self.shard_list = [replace(shard, entry={}) for shard in source.index.shards]
+        self.rows = source.index.rows
+        self.settings = settings
+
+    def get_shards(self, world: Any, allow_unsafe_types: bool) -> list[Any]:
+        """What the library keeps of each shard."""
+        del world, allow_unsafe_types
+        return [_reader(shard, str(self.directory)) for shard in self.shard_list]
+
+    def get_index_size(self) -> int:
+        """The index is no part of the limited cache."""
+        return 0
+
+    def set_up_local(self, shards: Any, cache_usage_per_shard: NDArray[np.int64]) -> None:
+        """Count what is here with the right size. Deletes nothing;
+
+        what must be verified first counts as absent.
+        """
+        del shards
+        if self.in_place or self.settings.verify == "full":
+            return
+        for place, shard in enumerate(self.shard_list):
+            path = self.directory / shard.raw.name
+            if path.is_file() and path.stat().st_size == shard.raw.size:
+                cache_usage_per_shard[place] = shard.raw.size
+
+    def bring(self, shard: Shard) -> int:
+        """Have a verified raw file here; the bytes by which the cache grew.
+
+        `ShardError` when that cannot be.
+        """
+        path = self.directory / shard.raw.name
+        place = str(path) if self.in_place else self.store.url(shard.fetched.name)
+        if path.is_file():
+            fault = verify_shard(shard, path, self.settings, place)
+            if fault is None:
+                return 0 if self.in_place else shard.raw.size
+            if self.in_place:
+                raise ShardError(f"{fault}. Run: convert-mds verify {self.store.location}")
+            path.unlink(missing_ok=True)
+        elif self.in_place:
+            raise ShardError(f"{place}: is missing, index.json lists it. Restore the file.")
+        fetch_shard(shard, self.store, self.directory, self.settings)
+        return shard.raw.size
 
 
 class LoudDataset(StreamingDataset):
-    """Items are (sample id, row)."""
+    """Items are (sample id, writable 1-D row).
 
-    def __getitem__(self, index: Any) -> Any:
-        return int(index), np.array(super().__getitem__(index)["tokens"])
+    What goes wrong is raised where it is noticed first, and everywhere.
+    """
+
+    def __init__(
+        self,
+        sources: Sequence[ShardSource],
+        order: Order,
+        settings: ReadSettings,
+        *,
+        batch_size: int,
+        job: Job,
+    ) -> None:
+        self.settings = settings
+        prefix = job.next_prefix()
+        self._shared_names = SharedNames(prefix, sum(len(s.index.shards) for s in sources))
+        with JobNames(self._shared_names, job.directory):
+            super().__init__(
+                streams=[ShardStream(source, settings.fetch) for source in sources],
+                batch_size=batch_size,
+                predownload=settings.ahead,
+                shuffle=order.shuffle,
+                shuffle_algo=order.shuffle_algo,
+                shuffle_seed=order.shuffle_seed,
+                shuffle_block_size=order.shuffle_block_size,
+                num_canonical_nodes=order.canonical_nodes,
+                sampling_method=order.sampling_method,
+                sampling_granularity=order.sampling_granularity,
+                batching_method=order.batching_method,
+                partition_algo=order.partition_algo,
+            )
+        self._job = job
+        self._directory = job.directory
+        self._name = str(prefix)
+        self._failures = Failures(job.directory, self._name)
+        self._shared_barrier: Any = FileBarrier(
+            job.directory, self._name, self._failures, settings.fetch.warn_after_s
+        )
+        self._openings = 0
+        self._files = ShardFiles(OPEN_SHARDS_WITH_LIMIT if settings.cache_limit else OPEN_SHARDS)
+        self._last_samples = np.cumsum(self.samples_per_shard) - 1
+        self._in_place = np.array([self._stream(n).in_place for n in range(self.num_shards)])
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without what belongs to this process alone."""
+        return {key: value for key, value in self.__dict__.items() if key != "_job"}
+
+    def check(self) -> None:
+        """Raise, in its own words, what failed anywhere on this node."""
+        self._failures.check()
+
+    def close(self) -> None:
+        """Give back segments and files. The dataset cannot be used afterwards."""
+        self._files.close()
+        self._shared_names.remove()
+
+    def __iter__(self) -> Iterator[Any]:
+        """Exactly the samples of this worker's part of the epoch; anything else is an error."""
+        self._failures.check()
+        ids = self._open_epoch()
+        prefetch = Prefetch(ids, self._last_samples, self._prepare_ahead, self.settings.ahead)
+        try:
+            for place, sample_id in enumerate(ids):
+                prefetch.place = place
+                if prefetch.error is not None:
+                    raise prefetch.error
+                if sample_id >= 0:
+                    yield self.get_item(int(sample_id))
+        finally:
+            prefetch.stop()
+
+    def get_item(self, sample_id: int, retry: int = EVICTION_TRIES) -> Row:
+        """Sample `sample_id` of the joined streams; fetches its shard if it is not here."""
+        shard_id, row = self.spanner[sample_id]
+        for _ in range(retry):
+            try:
+                sample = self._read(shard_id, row)
+            except FileNotFoundError:
+                self._files.forget(shard_id)
+                self.prepare_shard(shard_id)
+                continue
+            if self.settings.cache_limit:
+                self._shard_access_times[shard_id] = time.time_ns()
+            return sample_id, sample
+        raise self._fail(
+            f"{self._place(shard_id)}: was removed from the cache {retry} times before a sample "
+            f"could be read. "
+            "Raise data.cache.limit."
+        )
+
+    def prepare_shard(self, shard_id: int, blocking: bool = True) -> None:
+        """Have a shard here: fetch it, or wait for whoever does.
+
+        One fetch a shard on the whole node.
+        """
+        watch = Watch(self.settings.fetch.warn_after_s)
+        while True:
+            self._failures.check()
+            with file_lock(self._lock_file):
+                state = self._shard_states[shard_id]
+                if state == _ShardState.LOCAL and self._raw_path(shard_id).exists():
+                    return None
+                mine = state != _ShardState.PREPARING
+                if mine:
+                    self._make_room(shard_id)
+                    self._shard_states[shard_id] = _ShardState.PREPARING
+            if mine:
+                return self._bring(shard_id)
+            if not blocking:
+                return None
+            self._wait_for_another(shard_id, watch)
+
+    def load_state_dict(self, obj: dict[str, Any]) -> None:
+        """Begin the next iteration at this position. Called by every rank, equally often."""
+        self._openings += 1
+        text = json.dumps({**obj, "opening": self._openings})
+        draft = self._state_file.with_suffix(".draft")
+        draft.write_text(text)
+        draft.replace(self._state_file)
+
+    def _resume(self, world: Any, epoch: int) -> tuple[int, int]:
+        """The position that was loaded, unless that epoch is over; the library's rule."""
+        del world
+        state = self._loaded_state()
+        if state is None or state["epoch"] < epoch:
+            return epoch, 0
+        self.num_canonical_nodes = state["num_canonical_nodes"]
+        self.shuffle_seed = state["shuffle_seed"]
+        self.initial_physical_nodes = state.get("initial_physical_nodes")
+        return int(state["epoch"]), int(state["sample_in_epoch"])
+
+    def _loaded_state(self) -> dict[str, Any] | None:
+        try:
+            state: dict[str, Any] = json.loads(self._state_file.read_text())
+        except FileNotFoundError:
+            return None
+        return state
+
+    def _open_epoch(self) -> NDArray[np.int64]:
+        """This worker's ids of the epoch, -1 where the library pads.
+
+        All workers of the node meet here.
+        """
+        self._unique_worker_world = self._unique_rank_world.detect_workers()
+        self._parallel_worker_world = self._parallel_rank_world.detect_workers()
+        opening = (self._loaded_state() or {}).get("opening", 0)
+        me = self._unique_worker_world.worker_of_node
+        self._shared_barrier.begin(f"{opening}.{self.next_epoch}", me)
+        try:
+            epoch, sample_in_epoch = self._resume_incr_epoch()
+            ids: NDArray[np.int64] = self._get_work(epoch, sample_in_epoch)
+        except Exception as error:
+            self._failures.record(f"worker {me} could not open the epoch: {error}")
+            raise
+        return ids
+
+    def _share_work(self, sample_ids: NDArray[np.int64]) -> Any:
+        """As the library does, but a worker killed at the last opening leaves nothing in
+        the way.
+        """
+        self._shared_names.remove_work()
+        return super()._share_work(sample_ids)
+
+    def _prepare_ahead(self, shard_id: int) -> None:
+        if self._shard_states[shard_id] != _ShardState.LOCAL:
+            self.prepare_shard(shard_id, blocking=False)
+
+    def _bring(self, shard_id: int) -> None:
+        """Fetch a shard that this process has marked as being prepared."""
+        state, grown = _ShardState.REMOTE, 0
+        try:
+            grown = self._stream(shard_id).bring(self._shard(shard_id))
+            state = _ShardState.LOCAL
+        except ShardError as error:
+            raise self._fail(str(error)) from error
+        except Exception as error:
+            raise self._fail(f"{self._place(shard_id)}: {type(error).__name__}: {error}") from error
+        finally:
+            with file_lock(self._lock_file):
+                self._shard_states[shard_id] = state
+                self._shard_access_times[shard_id] = time.time_ns()
+                self.cache_usage += grown
+
+    def _wait_for_another(self, shard_id: int, watch: Watch) -> None:
+        """Until another process has brought a shard; not longer than it may take."""
+        longest = 1.5 * self.settings.fetch.deadline_s + 60
+        while self._shard_states[shard_id] == _ShardState.PREPARING:
+            self._failures.check()
+            watch.look(lambda: f"shard {self._place(shard_id)}, which another worker fetches")
+            if watch.waited_s > longest:
+                raise self._fail(
+                    f"{self._place(shard_id)}: another worker has been fetching it for "
+                    f"{watch.waited_s:.0f} s. "
+                    "It may have been killed; start the run again."
+                )
+            time.sleep(TICK_S)
+
+    def _make_room(self, shard_id: int) -> None:
+        """Evict the coldest fetched shards until one more fits. Call under the lock."""
+        limit = self.settings.cache_limit
+        if limit is None or self._in_place[shard_id]:
+            return
+        needed = self.shards[shard_id].get_max_size()
+        while limit < self.cache_usage + needed:
+            here = self._shard_states.numpy() == _ShardState.LOCAL
+            candidates = np.flatnonzero(here & ~self._in_place)
+            if not len(candidates):
+                break
+            times = self._shard_access_times.numpy()[candidates]
+            self._evict_shard(int(candidates[np.argmin(times)]))
+
+    def _read(self, shard_id: int, row: int) -> NDArray[Any]:
+        if self._shard_states[shard_id] != _ShardState.LOCAL:
+            raise FileNotFoundError
+        shard, stream = self._shard(shard_id), self._stream(shard_id)
+        try:
+            sample = self._files.sample(
+                shard_id, stream.directory / shard.raw.name, shard.samples, row
+            )
+            return self._checked(stream.rows.decode(sample))
+        except ValueError as error:
+            remedy = "Remove it from the cache or write it again."
+            raise self._fail(
+                f"{self._place(shard_id)}: sample {row} of {stream.directory / shard.raw.name}: "
+                f"{error}. {remedy}"
+            ) from error
+
+    def _checked(self, ids: NDArray[Any]) -> NDArray[Any]:
+        """A row of the right length with ids of the vocabulary. ValueError for any other."""
+        wanted, vocab = self.settings.row_ids, self.settings.vocab_size
+        if len(ids) > wanted and self.settings.truncate:
+            ids = ids[:wanted].copy()
+        if len(ids) != wanted:
+            raise ValueError(f"it holds {len(ids):,} ids, {wanted:,} are needed")
+        if vocab is not None and (ids.max() >= vocab or ids.min() < 0):
+            worst = int(ids.max() if ids.max() >= vocab else ids.min())
+            raise ValueError(f"id {worst:,} is outside the vocabulary of {vocab:,}")
+        return ids
+
+    def _fail(self, text: str) -> ShardError:
+        """Tell the node and give the error to raise."""
+        self._failures.record(text)
+        return ShardError(text)
+
+    def _stream(self, shard_id: int) -> ShardStream:
+        return cast(ShardStream, self.streams[int(self.stream_per_shard[shard_id])])
+
+    def _shard(self, shard_id: int) -> Shard:
+        stream_id = int(self.stream_per_shard[shard_id])
+        offset = int(self.shard_offset_per_stream[stream_id])
+        return self._stream(shard_id).shard_list[shard_id - offset]
+
+    def _place(self, shard_id: int) -> str:
+        return self._stream(shard_id).store.url(self._shard(shard_id).fetched.name)
+
+    def _raw_path(self, shard_id: int) -> Path:
+        return self._stream(shard_id).directory / self._shard(shard_id).raw.name
+
+    @property
+    def _lock_file(self) -> Path:
+        return self._directory / f"{self._name}-lock"
+
+    @property
+    def _state_file(self) -> Path:
+        return self._directory / f"{self._name}-state-{self._unique_rank_world.rank}"
 
 
 def open_dataset(
-    sources: Sequence[ShardSource], *, order: Order, batch_size: int, row_ids: int
+    sources: Sequence[ShardSource],
+    *,
+    order: Order,
+    batch_size: int,
+    settings: ReadSettings,
+    job: Job | None = None,
 ) -> LoudDataset:
-    """The dataset of all sources, every order parameter explicit."""
-    streams = [
-        Stream(remote=None, local=str(source.local), choose=source.drawn) for source in sources
-    ]
-    return LoudDataset(
-        streams=streams,
-        batch_size=batch_size,
-        shuffle=order.shuffle,
-        shuffle_algo=order.shuffle_algo,
-        shuffle_seed=order.shuffle_seed,
-        shuffle_block_size=order.shuffle_block_size,
-        num_canonical_nodes=order.canonical_nodes,
-        sampling_method=order.sampling_method,
-        sampling_granularity=order.sampling_granularity,
-        batching_method=order.batching_method,
-        partition_algo=order.partition_algo,
+    """The dataset of all sources in the order given, nothing left for the library to derive.
+
+    All ranks of a node must call this for the same datasets in the same order.
+    """
+    places = [source.raw_directory for source in sources]
+    twins = {str(place) for place in places if places.count(place) > 1}
+    if twins:
+        raise ConfigError(
+            f"data: {', '.join(sorted(twins))} is used by two streams. List it once, with a "
+            f"weight or repeat."
+        )
+    job = job or _own_job()
+    return LoudDataset(sources, order, settings, batch_size=batch_size, job=job)
+
+
+_jobs: dict[int, Job] = {}
+
+
+def _own_job() -> Job:
+    """The job of this process, opened when the first dataset is."""
+    if os.getpid() not in _jobs:
+        _jobs[os.getpid()] = open_job(environment_world())
+    return _jobs[os.getpid()]
+
+
+def environment_world() -> World:
+    """Who this process is, from the variables that the library reads too."""
+    read = os.environ.get
+    return World(
+        rank=int(read("RANK", "0")),
+        world_size=int(read("WORLD_SIZE", "1")),
+        local_rank=int(read("LOCAL_RANK", "0")),
+        local_world_size=int(read("LOCAL_WORLD_SIZE", "1")),
+    )
+
+
+def _reader(shard: Shard, directory: str) -> MDSReader:
+    def info(file: ShardFile) -> FileInfo:
+        return FileInfo(file.name, file.size, dict(file.hashes))
+
+    return MDSReader(
+        directory,
+        "",
+        [],
+        [],
+        [],
+        shard.compression,
+        [],
+        info(shard.raw),
+        shard.samples,
+        None,
+        None if shard.packed is None else info(shard.packed),
     )

@@ -83,7 +83,7 @@ def open_job(world: World, *, share: Share | None = None, base: Path | None = No
     made: tuple[Path, int] | None = None
     if leader:
         made = _make(base or base_directory())
-    texts = (share or _share)(str(made[0]) if made else "")
+    texts = (share or share_text)(str(made[0]) if made else "")
     if made is None:
         directory = Path(texts[world.rank - world.local_rank])
         made = directory, _hold(directory / OWNER)
@@ -181,7 +181,8 @@ def _hold(lock_file: Path) -> int:
     return descriptor
 
 
-def _share(text: str) -> Sequence[str]:
+def share_text(text: str) -> Sequence[str]:
+    """Every rank's text, through torch.distributed where it runs, else only our own."""
     from torch import distributed
 
     if not (distributed.is_available() and distributed.is_initialized()):

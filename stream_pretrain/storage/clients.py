@@ -138,8 +138,8 @@ def _boto3_credentials(
     names.
     """
     try:
-        import boto3  # type: ignore[import-untyped]
-        import botocore.exceptions  # type: ignore[import-untyped]
+        import boto3
+        import botocore.exceptions
     except ImportError:
         wanted = f"the profile {profile!r}" if profile else "credentials outside the environment"
         raise StorageError(

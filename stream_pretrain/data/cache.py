@@ -1,0 +1,338 @@
+"""Where a node keeps the shards of a stream. In: a stream's index, the `cache` section. Out:
+
+a directory that is ours.
+
+A directory has one owner at a time, who holds a lock in it. Before it is used it is scanned: half-
+written files, wrong
+sizes and shards that the index no longer lists are removed, and nothing else ever is. Does not
+fetch.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import logging
+import os
+import shutil
+import socket
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from stream_pretrain.data.index import ShardFile, StreamIndex, parse_index
+from stream_pretrain.errors import ConfigError, DataError, Fault, OwnerError
+from stream_pretrain.order import Order
+from stream_pretrain.schema import INDEX_NAME
+from stream_pretrain.storage.hashing import xxh64_of
+from stream_pretrain.storage.transfer import TEMPORARY_SUFFIX, write_whole
+from stream_pretrain.units import format_bytes
+
+LOCK_NAME = "owner.lock"
+MOST_SLOTS = 64
+LEAST_SHARDS_IN_LIMIT = 4
+_NETWORK_FILE_SYSTEMS = frozenset(
+    ("nfs", "nfs4", "lustre", "gpfs", "beegfs", "ceph", "cifs", "smb3", "smbfs", "9p", "afs")
+) | frozenset(("panfs", "wekafs", "virtiofs", "glusterfs"))
+log = logging.getLogger("stream_pretrain.data")
+
+
+class CacheLock:
+    """Ownership of a cache directory, for as long as this process lives or until `close`."""
+
+    def __init__(self, directory: Path, descriptor: int) -> None:
+        self.directory = directory
+        self._descriptor: int | None = descriptor
+
+    def close(self) -> None:
+        """Give it back."""
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scan:
+    """What a scan found: shards kept (with their bytes), files removed by reason."""
+
+    kept: int
+    kept_bytes: int
+    damaged: tuple[str, ...] = ()
+    outdated: tuple[str, ...] = ()
+    temporary: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Need:
+    """Disk space that a stream's cache wants:
+
+    all raw shards, the largest with its packed form, what is here.
+    """
+
+    name: str
+    directory: Path
+    raw_bytes: int
+    largest_shard_bytes: int
+    present_bytes: int
+
+
+def default_root() -> Path:
+    """The user's cache directory for shards."""
+    base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    return Path(base) / "stream-pretrain"
+
+
+def cache_name(label: str, location: str) -> str:
+    """Directory name for a stream: readable, and different for different locations."""
+    plain = "".join(c if c.isalnum() or c in "-_." else "-" for c in label).strip(".") or "stream"
+    return f"{plain[:40]}-{xxh64_of(location.encode())[:12]}"
+
+
+def node_root(root: Path) -> Path:
+    """`root`, or a directory in it for this host where `root` lies on a file system that nodes
+    share.
+    """
+    return root / socket.gethostname() if is_network_path(root) else root
+
+
+def own_directory(directory: Path, *, run: str) -> CacheLock:
+    """Take a directory that the configuration names.
+
+    `OwnerError` names the live process that has it.
+    """
+    lock = _try_lock(directory, run)
+    if lock is None:
+        raise OwnerError(
+            f"{directory}: is the cache of {owner_of(directory)}. Give this run another `local`, "
+            f"or wait for that one."
+        )
+    return lock
+
+
+def own_any_directory(directory: Path, *, run: str) -> CacheLock:
+    """Take `directory`, or the next free of `directory.2`, `directory.3`, … while other jobs have
+    the first ones.
+    """
+    for slot in range(1, MOST_SLOTS + 1):
+        candidate = directory if slot == 1 else directory.with_name(f"{directory.name}.{slot}")
+        lock = _try_lock(candidate, run)
+        if lock is not None:
+            return lock
+    raise OwnerError(
+        f"{directory}: all {MOST_SLOTS} caches of this stream are in use on this machine. Set "
+        f"data.cache.dir."
+    )
+
+
+def owner_of(directory: Path) -> str:
+    """Who wrote the lock file last, in words."""
+    try:
+        owner = json.loads((directory / LOCK_NAME).read_text())
+        since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(owner["since"]))
+        return f"run {owner['run']} (host {owner['host']}, process {owner['pid']}, since {since})"
+    except (OSError, ValueError, KeyError, TypeError):
+        return "another process"
+
+
+def scan(directory: Path, index: StreamIndex) -> Scan:
+    """Make a cache fit its index, and write the index into it. The caller owns the directory."""
+    old = _cached_index(directory)
+    outdated = _remove_outdated(directory, old, index) if old else []
+    temporary = [_remove(path) for path in sorted(directory.rglob(f"*{TEMPORARY_SUFFIX}"))]
+    damaged, kept = [], []
+    for shard in index.shards:
+        path = directory / shard.raw.name
+        if path.is_file():
+            if path.stat().st_size == shard.raw.size:
+                kept.append(shard.raw.size)
+            else:
+                damaged.append(_remove(path))
+        if shard.packed is not None and (directory / shard.packed.name).is_file():
+            temporary.append(_remove(directory / shard.packed.name))
+    if old is None or old.digest != index.digest:
+        write_whole([index.text], directory / INDEX_NAME, place=str(directory / INDEX_NAME))
+    found = Scan(
+        kept=len(kept),
+        kept_bytes=sum(kept),
+        damaged=tuple(damaged),
+        outdated=tuple(outdated),
+        temporary=tuple(temporary),
+    )
+    _report(directory, found)
+    return found
+
+
+def refuse_foreign(directory: Path, index: StreamIndex) -> None:
+    """`ConfigError` when a directory holds a dataset that no cache of ours put there."""
+    if (directory / LOCK_NAME).exists() or not (directory / INDEX_NAME).exists():
+        return
+    old = _cached_index(directory)
+    if old is None or old.digest != index.digest:
+        raise ConfigError(
+            f"{directory}: holds a dataset of its own (index.json is not that of "
+            f"{index.location}), so it is not "
+            "used as a cache. Choose another `local`."
+        )
+
+
+def shuffle_window_bytes(order: Order, indexes: Sequence[StreamIndex], nodes: int) -> int:
+    """Raw bytes that one node reads from at once:
+
+    the shards of one shuffle block per canonical node.
+    """
+    shards = [shard for index in indexes for shard in index.shards]
+    raw_bytes = sum(shard.raw.size for shard in shards)
+    if not order.shuffle:
+        return min(raw_bytes, 2 * max(shard.raw.size for shard in shards))
+    if order.shuffle_algo not in ("py1br", "py1e"):
+        return raw_bytes // nodes
+    samples_per_shard = sum(shard.samples for shard in shards) / len(shards)
+    shards_per_block = order.shuffle_block_size / samples_per_shard + 2
+    canonical_here = max(1, order.canonical_nodes // nodes)
+    return min(raw_bytes // nodes, int(canonical_here * shards_per_block * raw_bytes / len(shards)))
+
+
+def check_space(
+    needs: Sequence[Need],
+    *,
+    limit: int | None,
+    window_bytes: int,
+    free: Mapping[str, int] | None = None,
+) -> list[str]:
+    """Compare what the caches want with the limit and with the free disk.
+
+    `free` replaces the disk, in tests.
+
+    Returns:
+        Warnings, with numbers.
+
+    Raises:
+        ConfigError: it cannot work.
+    """
+    if not needs:
+        return []
+    total = sum(need.raw_bytes for need in needs)
+    largest = max(need.largest_shard_bytes for need in needs)
+    present = sum(need.present_bytes for need in needs)
+    if limit is not None and limit < LEAST_SHARDS_IN_LIMIT * largest:
+        raise _limit_error(
+            limit,
+            f"the largest shard takes {format_bytes(largest)} with its packed form, and "
+            f"{LEAST_SHARDS_IN_LIMIT} must "
+            f"fit. Set at least {format_bytes(LEAST_SHARDS_IN_LIMIT * largest)}",
+        )
+    wanted = total if limit is None else min(limit, total)
+    available = _free_bytes(needs, free)
+    if wanted - present + largest > available:
+        raise _limit_error(
+            limit,
+            f"the shards take {format_bytes(total)} on this node, {format_bytes(present)} are "
+            f"here and "
+            f"{format_bytes(available)} are free at {needs[0].directory}. Set it to at most "
+            f"{format_bytes(max(0, available + present - largest))}, or data.cache.dir to a "
+            f"larger disk",
+        )
+    if limit is not None and limit < min(window_bytes, total):
+        return [
+            f"data.cache.limit: {format_bytes(limit)} is less than the "
+            f"{format_bytes(window_bytes)} that the shuffle "
+            f"reads from at once, so shards are fetched more than once an epoch. Raise it, or "
+            f"lower "
+            "data.shuffle.block_size."
+        ]
+    return []
+
+
+def is_network_path(path: Path) -> bool:
+    """True when `path` lies on a file system that several nodes may share."""
+    resolved = path.absolute()
+    while not resolved.exists() and resolved != resolved.parent:
+        resolved = resolved.parent
+    resolved = resolved.resolve()
+    best, kind = -1, ""
+    for mount, file_system in _mounts():
+        inside = mount == resolved or mount in resolved.parents
+        if inside and len(str(mount)) > best:
+            best, kind = len(str(mount)), file_system
+    return kind in _NETWORK_FILE_SYSTEMS or kind.startswith("fuse.")
+
+
+def _mounts() -> list[tuple[Path, str]]:
+    try:
+        lines = Path("/proc/self/mounts").read_text().splitlines()
+    except OSError:
+        return []
+    fields = [line.split() for line in lines]
+    return [(Path(parts[1].replace("\\040", " ")), parts[2]) for parts in fields if len(parts) > 2]
+
+
+def _try_lock(directory: Path, run: str) -> CacheLock | None:
+    directory.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(directory / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        return None
+    owner = {"host": socket.gethostname(), "pid": os.getpid(), "run": run, "since": time.time()}
+    os.ftruncate(descriptor, 0)
+    os.pwrite(descriptor, json.dumps(owner).encode(), 0)
+    return CacheLock(directory, descriptor)
+
+
+def _cached_index(directory: Path) -> StreamIndex | None:
+    """The index that the cache was filled from; None when there is none that can be read."""
+    try:
+        return parse_index((directory / INDEX_NAME).read_bytes(), str(directory))
+    except (FileNotFoundError, DataError):
+        return None
+
+
+def _remove_outdated(directory: Path, old: StreamIndex, new: StreamIndex) -> list[str]:
+    """Files of the old index of which the new one does not say, by hash, that they are the same."""
+    if old.digest == new.digest:
+        return []
+    listed = {shard.raw.name: shard.raw for shard in new.shards}
+    stale = [
+        directory / shard.raw.name
+        for shard in old.shards
+        if not _is_same(shard.raw, listed.get(shard.raw.name))
+    ]
+    return [_remove(path) for path in stale if path.is_file()]
+
+
+def _is_same(old: ShardFile, new: ShardFile | None) -> bool:
+    if new is None or old.size != new.size:
+        return False
+    common = set(old.hashes) & set(new.hashes)
+    return bool(common) and all(old.hashes[name] == new.hashes[name] for name in common)
+
+
+def _remove(path: Path) -> str:
+    path.unlink(missing_ok=True)
+    return path.name
+
+
+def _report(directory: Path, found: Scan) -> None:
+    removed = {
+        "of another version of the dataset": found.outdated,
+        "of a wrong size": found.damaged,
+        "half-written": found.temporary,
+    }
+    for reason, names in removed.items():
+        if names:
+            log.warning(
+                "%s: removed %d files %s, for example %s", directory, len(names), reason, names[0]
+            )
+
+
+def _free_bytes(needs: Sequence[Need], free: Mapping[str, int] | None) -> int:
+    if free is not None:
+        return min(free[str(need.directory)] for need in needs)
+    return min(shutil.disk_usage(need.directory).free for need in needs)
+
+
+def _limit_error(limit: int | None, remedy: str) -> ConfigError:
+    found = "not set" if limit is None else format_bytes(limit)
+    return ConfigError.of([Fault(path="data.cache.limit", found=found, remedy=remedy + ".")])

@@ -1,0 +1,99 @@
+"""A stream of the configuration -> a `ShardSource`. In: index, store, sections. Out:
+
+the source, its cache scanned.
+
+The first rank of a node takes and scans the directory; the others are told. Streams whose raw
+shards lie on this
+machine are read in place. Does not fetch shards.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from stream_pretrain.config.sections import CacheConfig, StreamConfig
+from stream_pretrain.data.cache import (
+    CacheLock,
+    Need,
+    cache_name,
+    default_root,
+    node_root,
+    own_any_directory,
+    own_directory,
+    refuse_foreign,
+    scan,
+)
+from stream_pretrain.data.index import StreamIndex
+from stream_pretrain.data.shards import ShardSource
+from stream_pretrain.data.shared_memory import Share, share_text
+from stream_pretrain.schema import World
+from stream_pretrain.storage.store import Store
+
+
+@dataclass(frozen=True, kw_only=True)
+class Placed:
+    """`source` can be opened. `lock` is held by the node's first rank, for cached streams;
+
+    `need` likewise.
+    """
+
+    source: ShardSource
+    lock: CacheLock | None = None
+    need: Need | None = None
+
+
+def place_stream(
+    store: Store,
+    index: StreamIndex,
+    *,
+    stream: StreamConfig,
+    cache: CacheConfig,
+    drawn: int,
+    run: str,
+    world: World,
+    share: Share | None = None,
+) -> Placed:
+    """Decide where the shards of a stream lie on this node, and own that place.
+
+    Every rank calls this for the same streams in the same order. `run` names the run in messages to
+    others.
+    """
+    label = stream.label
+    packed = any(shard.packed is not None for shard in index.shards)
+    if stream.remote is None and not packed:
+        return Placed(
+            source=ShardSource(name=label, store=store, index=index, directory=None, drawn=drawn)
+        )
+    lock = need = None
+    if world.local_rank == 0:
+        lock = _own(store, index, stream=stream, cache=cache, run=run)
+        need = _need(label, lock.directory, index, scan(lock.directory, index).kept_bytes)
+    texts = (share or share_text)(str(lock.directory) if lock else "")
+    directory = Path(texts[world.rank - world.local_rank])
+    source = ShardSource(name=label, store=store, index=index, directory=directory, drawn=drawn)
+    return Placed(source=source, lock=lock, need=need)
+
+
+def _own(
+    store: Store, index: StreamIndex, *, stream: StreamConfig, cache: CacheConfig, run: str
+) -> CacheLock:
+    if stream.remote is not None and stream.local is not None:
+        below = store.location.removeprefix(stream.remote.rstrip("/")).strip("/")
+        directory = node_root(Path(stream.local)) / below
+        refuse_foreign(directory, index)
+        return own_directory(directory, run=run)
+    root = node_root(Path(cache.dir) if cache.dir is not None else default_root())
+    return own_any_directory(root / cache_name(stream.label, store.location), run=run)
+
+
+def _need(name: str, directory: Path, index: StreamIndex, present: int) -> Need:
+    return Need(
+        name=name,
+        directory=directory,
+        raw_bytes=sum(shard.raw.size for shard in index.shards),
+        largest_shard_bytes=max(
+            shard.raw.size + (shard.packed.size if shard.packed else 0) for shard in index.shards
+        ),
+        present_bytes=present,
+    )
