@@ -1,55 +1,99 @@
-"""`convert-mds build`. In: settings. Out: a dataset directory and its card. The order of the work, as verbs."""
+"""`convert-mds build`. In: settings. Out: a dataset and its card. The order of the work, as verbs."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import heapq
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
-from pathlib import Path
-
-import xxhash
+from typing import Any
 
 from convert.config import BuildConfig
 from convert.content import content_hash
+from convert.document import BadRecords, Reading
+from convert.encoder_check import Choice, choose_encoder
+from convert.engines.calls import Call, Engine
+from convert.engines.local import InlineEngine, LocalEngine
 from convert.inputs import InputFile, find_inputs
-from convert.job import STAGING, Job, TextRules, parse_validation
-from convert.parts import Part, automatic_part_size, plan_parts
-from convert.place import Place
-from convert.publish import Published, publish_splits
-from convert.readers import Reading
+from convert.job import STAGING, Job, TextRules, Validation, parse_validation
+from convert.parts import Task, automatic_part_size, plan_tasks
+from convert.publish import publish_splits
+from convert.readers import read_task
 from convert.receipts import Receipt
-from convert.records import Keys
 from convert.shards import ShardFormat
+from convert.staging import Before, check_files, claim, owned
 from convert.vocabulary import load_vocabulary
-from convert.work import Worker
+from convert.work import left_out
+from convert.written import write_checked
 from stream_pretrain.errors import ConfigError
-from stream_pretrain.schema import CARD_NAME, TOKENIZER_DIR, Card, SourceFile
+from stream_pretrain.observe.console import Mode, Progress
+from stream_pretrain.schema import CARD_NAME, Card, SourceFile
+from stream_pretrain.storage.store import open_store
+
+LAYOUT = 1  # of parts and shards: a stopped job of another layout is not taken up
 
 
-def build(config: BuildConfig) -> Card:
-    """Convert; the card is what was written last."""
-    job = prepare(config)
-    parts = plan_parts(
-        job.files, config.part_size or automatic_part_size(sum(file.size for file in job.files))
-    )
-    receipts = run_parts(job, parts)
-    published = publish_splits(job, receipts)
-    return publish_card(job, config, receipts, published)
+@dataclass(frozen=True, kw_only=True)
+class Built:
+    """The card, and whether anything was done for it."""
+
+    card: Card
+    was_there: bool
+
+
+def build(config: BuildConfig, *, progress: Mode = "off") -> Built:
+    """Convert, or go on where the same job was stopped."""
+    with closing(start_engine(config)) as engine:
+        job = prepare(config)
+        tasks = plan_tasks(job.files, job.part_bytes)
+        identity = identify(config, job)
+        with owned(job.store):
+            before = claim(job.store, identity, overwrite=config.overwrite)
+            if before.card is not None:
+                return Built(card=before.card, was_there=True)
+            job, choice = choose(config, job, tasks, engine)
+            receipts, hashes = run(job, tasks, before, engine, progress)
+            check_files(job.store, receipts)
+            card = publish(job, config, receipts, hashes, {"encoder": asdict(choice), "job": identity})
+    return Built(card=card, was_there=False)
+
+
+def start_engine(config: BuildConfig) -> Engine:
+    """Processes start to load while the inputs are looked for."""
+    if config.engine == "ray":
+        from convert.engines.ray_cluster import RayEngine
+
+        return RayEngine(config.ray_address)
+    workers = config.workers or len(os.sched_getaffinity(0))
+    if workers == 1 or "-" in config.input:
+        return InlineEngine()
+    return LocalEngine(workers)
 
 
 def prepare(config: BuildConfig) -> Job:
     """Find and check everything before the first byte is converted."""
-    place = Place(Path(config.out))
-    if place.size(CARD_NAME) is not None and not config.overwrite:
-        raise ConfigError(
-            f"--out {config.out}: holds a dataset. Choose another directory, or --overwrite."
-        )
-    if config.overwrite:
-        place.delete_prefix("")
     validation = parse_validation(config.validation)
     vocabulary = load_vocabulary(config.tokenizer, eos=config.eos, bos=config.bos)
+    if config.packing == "best_fit" and vocabulary.eos_id is None:
+        raise ConfigError("--packing best_fit: pads with end-of-text, and --eos is none. Set --eos.")
+    files = tuple(find_inputs(config.input, form=config.format, storage=config.storage))
+    form = ShardFormat(
+        seq_len=config.seq_len,
+        dtype=vocabulary.dtype,
+        compression=None if config.compression == "none" else config.compression,
+        size_limit=config.shard_size,
+    )
     return Job(
-        files=tuple(find_inputs(config.input, form=config.format)),
-        reading=Reading(keys=Keys(text=config.text_key, id=config.id_key), tail=validation.tail),
+        files=files,
+        reading=Reading(
+            text_key=config.text_key,
+            id_key=config.id_key,
+            separator=config.separator,
+            tail=validation.tail,
+            storage=config.storage,
+        ),
         skip_bad_records=config.on_bad_record == "skip",
         text=TextRules(
             min_chars=config.min_chars,
@@ -58,67 +102,152 @@ def prepare(config: BuildConfig) -> Job:
         ),
         vocabulary=vocabulary,
         validation=validation,
-        shards=ShardFormat(
-            seq_len=config.seq_len,
-            dtype=vocabulary.dtype,
-            compression=None if config.compression == "none" else config.compression,
-            size_limit=config.shard_size,
-        ),
-        place=place,
-        encoder="bytes"
-        if vocabulary.is_bytes and config.special_in_text == "plain"
-        else "tokenizers",
+        packing=config.packing,
+        shards=form,
+        part_bytes=config.part_size or automatic_part_size(sum(file.size for file in files)),
+        encoder="tokenizers",
+        store=open_store(config.out, config.storage),
     )
 
 
-def run_parts(job: Job, parts: Sequence[Part]) -> list[Receipt]:
-    """Convert all parts."""
-    worker = Worker(job)
-    return [worker.convert(part) for part in parts]
+def identify(config: BuildConfig, job: Job) -> dict[str, Any]:
+    """What must be the same for a stopped conversion to go on: settings, inputs, tokenizer."""
+    settings = config.recorded()
+    del settings["input"], settings["tokenizer"]
+    return {
+        "layout": LAYOUT,
+        "settings": settings,
+        "part_bytes": job.part_bytes,
+        "tokenizer": job.vocabulary.fingerprint,
+        "zstandard": version("zstandard") if job.shards.compression else None,
+        "inputs": {file.label: [file.size, file.stamp] for file in job.files},
+    }
 
 
-def publish_card(
-    job: Job, config: BuildConfig, receipts: Sequence[Receipt], published: dict[str, Published]
+def choose(
+    config: BuildConfig, job: Job, tasks: Sequence[Task], engine: Engine
+) -> tuple[Job, Choice]:
+    """Settle what only the documents tell: the encoder, and the threshold of a validation number."""
+    texts = () if any(file.is_stdin for file in job.files) else _texts(job, tasks)
+    choice = choose_encoder(config.encoder, job.vocabulary, config.special_in_text, texts)
+    job = replace(job, encoder=choice.name)
+    if job.validation.number:
+        job = replace(job, validation=find_threshold(job, tasks, engine))
+    return job, choice
+
+
+def find_threshold(job: Job, tasks: Sequence[Task], engine: Engine) -> Validation:
+    """A pass over the ids: the hash below which there are so many documents."""
+    number = job.validation.number
+    if any(file.is_stdin for file in job.files):
+        raise ConfigError(
+            f"--validation {number}: a number needs a second pass, and standard input has one. "
+            "Give a share."
+        )
+    calls = [Call(kind="hashes", task=task, number=number + 1) for task in tasks]
+    found = heapq.merge(*engine.run(job, calls, lambda *_: None))
+    smallest = heapq.nsmallest(number + 1, found)
+    if len(smallest) <= number:
+        raise ConfigError(
+            f"--validation {number}: the input has {len(smallest)} documents, so none would be left "
+            "to train on. Give a smaller number."
+        )
+    return Validation(number=number, below=smallest[number])
+
+
+def run(
+    job: Job, tasks: Sequence[Task], before: Before, engine: Engine, progress: Mode
+) -> tuple[list[Receipt], dict[int, str]]:
+    """Convert what is not done; all receipts in stream order, and the sources' hashes."""
+    calls = [
+        Call(kind="source", number=number)
+        for number, file in enumerate(job.files)
+        if not (file.is_remote or file.is_stdin)
+    ]
+    receipts = {(r.task, r.part): r for done in before.receipts.values() for r in done.values()}
+    for task in tasks:
+        done = before.receipts.get(task.index, {})
+        if not any(receipt.is_last for receipt in done.values()):
+            calls.append(Call(kind="convert", task=task, done=done))
+    hashes: dict[int, str] = {}
+    with Progress("convert", total=sum(task.size for task in tasks), unit="bytes", mode=progress) as bar:
+        bar.start_from(_size_done(tasks, before))
+        if receipts:
+            bar.say(f"{len(receipts)} finished parts are kept")
+
+        def count(size: int, documents: int, tokens: int) -> None:
+            bar.advance(size, documents=documents, tokens=tokens)
+
+        for result in engine.run(job, calls, count):
+            if isinstance(result, tuple):
+                hashes[result[0]] = result[1]
+            else:
+                receipts.update({(receipt.task, receipt.part): receipt for receipt in result})
+    return [receipt for _, receipt in sorted(receipts.items())], hashes
+
+
+def publish(
+    job: Job,
+    config: BuildConfig,
+    receipts: Sequence[Receipt],
+    hashes: Mapping[int, str],
+    notes: Mapping[str, Any],
 ) -> Card:
-    """Write the tokenizer, then the card; then staging may go."""
-    for name, data in job.vocabulary.files.items():
-        job.place.write(f"{TOKENIZER_DIR}/{name}", data)
+    """Write the splits, then the card; then staging may go."""
+    expected = config.validation != "none"
+    published = publish_splits(job, receipts, expect_validation=expected)
+    rows = {name: split.rows for name, split in published.items()}
+    padding = {name: split.padding for name, split in published.items() if split.padding}
+    bad = [line for receipt in receipts for line in receipt.bad_records]
     card = Card(
         seq_len=job.shards.seq_len,
         dtype=job.vocabulary.dtype,
         vocab_size=job.vocabulary.vocab_size,
         tokenizer_fingerprint=job.vocabulary.fingerprint,
-        content_hash=content_hash(
-            {name: split.rows for name, split in published.items()}, job.shards.seq_len
-        ),
+        content_hash=content_hash(rows, job.shards.seq_len),
         eos_id=job.vocabulary.eos_id,
         bos_id=job.vocabulary.bos_id,
         splits={name: split.counts for name, split in published.items()},
-        sources=tuple(_source(number, file, receipts) for number, file in enumerate(job.files)),
+        sources=tuple(
+            _source(file, number, receipts, hashes) for number, file in enumerate(job.files)
+        ),
         settings=config.recorded(),
-        versions={
-            name: version(name) for name in ("stream-pretrain", "tokenizers", "zstandard", "numpy")
-        },
-        notes={"encoder": job.encoder, "tallies": _tallies(receipts)},
+        versions={name: version(name) for name in ("stream-pretrain", "tokenizers", "zstandard")},
+        notes={**notes, "tallies": _tallies(receipts), "padding": padding, "bad_records": bad[:20]},
     )
-    job.place.write(CARD_NAME, card.to_json().encode())
-    job.place.delete_prefix(STAGING)
+    write_checked(job.store, CARD_NAME, card.to_json().encode())
+    job.store.delete_prefix(STAGING)
     return card
 
 
-def _source(number: int, file: InputFile, receipts: Sequence[Receipt]) -> SourceFile:
+def _source(
+    file: InputFile, number: int, receipts: Sequence[Receipt], hashes: Mapping[int, str]
+) -> SourceFile:
     counts = [receipt.sources[number] for receipt in receipts if number in receipt.sources]
-    digest = xxhash.xxh3_128()
-    with Path(file.path).open("rb") as opened:
-        while piece := opened.read(1 << 20):
-            digest.update(piece)
     return SourceFile(
         name=file.label,
         path=file.path,
         size=file.size,
-        xxh3_128=digest.hexdigest(),
+        xxh3_128=hashes.get(number, ""),
         documents=sum(documents for documents, _ in counts),
         tokens=sum(tokens for _, tokens in counts),
+    )
+
+
+def _texts(job: Job, tasks: Sequence[Task]) -> Iterator[str]:
+    bad = BadRecords(skip=job.skip_bad_records)
+    for task in tasks:
+        for document in read_task(task, job.files, job.reading, bad):
+            if left_out(document, job.text) is None:
+                yield document.text or ""
+
+
+def _size_done(tasks: Sequence[Task], before: Before) -> int:
+    done = before.receipts
+    return sum(
+        task.size
+        for task in tasks
+        if any(receipt.is_last for receipt in done.get(task.index, {}).values())
     )
 
 

@@ -1,99 +1,204 @@
-"""The command `convert-mds`. In: arguments. Out: an exit code. Imports what does the work when it is asked for."""
+"""The command `convert-mds`. In: arguments. Out: an exit code (0, 1, 2, 75).
+
+Imports what does the work only when it is asked for. Does no work itself.
+"""
 
 from __future__ import annotations
 
-import argparse
+import json
+import os
+import signal
 import sys
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from types import FrameType
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from stream_pretrain.errors import ConfigError, StreamPretrainError
 
+if TYPE_CHECKING:
+    from stream_pretrain.schema import Card
+
+PROGRAM = "convert-mds"
+STOPPED = 75
+USAGE = f"""\
+usage: {PROGRAM} COMMAND [FLAGS]
+
+Turn raw text into MDS shards for pretraining.
+
+  build      convert text to a dataset directory, or go on with a stopped conversion
+  verify     check every byte of a dataset: {PROGRAM} verify DATASET [--fast]
+  inspect    show what a dataset holds: {PROGRAM} inspect DATASET
+  tokenizer  train a byte-level BPE tokenizer
+
+{PROGRAM} COMMAND --help shows a command's flags.
+"""
+
+
+class Stopped(BaseException):
+    """A signal asked for an end."""
+
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command: 0 done, 1 error, 2 bad usage."""
-    arguments = _parser().parse_args(argv)
+    """Run one command: 0 done, 1 error, 2 bad usage, 75 stopped: the same command goes on."""
+    words = list(sys.argv[1:] if argv is None else argv)
     try:
-        return int(arguments.run(arguments))
+        return _dispatch(words)
     except StreamPretrainError as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return error.exit_code
+    except (KeyboardInterrupt, Stopped):
+        print("Stopped. What is finished is kept: run the same command again.", file=sys.stderr)
+        return STOPPED
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="convert-mds", description="Turn raw text into MDS shards for pretraining."
+def _dispatch(words: list[str]) -> int:
+    if not words:
+        print(USAGE, end="", file=sys.stderr)
+        return 2
+    name, rest = words[0], words[1:]
+    if name in ("-h", "--help", "help"):
+        print(USAGE, end="")
+        return 0
+    if name == "--version":
+        from importlib.metadata import version
+
+        print(f"{PROGRAM} {version('stream-pretrain')}")
+        return 0
+    if name not in COMMANDS:
+        known = ", ".join(COMMANDS)
+        raise ConfigError(f"{PROGRAM} {name}: no such command. Choose one of {known}.")
+    return COMMANDS[name](rest)
+
+
+def _build(words: list[str]) -> int:
+    from convert.config import BuildConfig, BuildOptions
+    from stream_pretrain.config.load import load_config
+
+    loaded = load_config(
+        words, model=BuildConfig, program=f"{PROGRAM} build", options=BuildOptions
     )
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    build = commands.add_parser("build", help="convert text to a dataset directory")
-    build.add_argument(
-        "--input",
-        action="append",
-        required=True,
-        help="file, directory or glob; NAME=PATH names it",
-    )
-    build.add_argument("--out", required=True)
-    build.add_argument(
-        "--tokenizer", required=True, help="`byte`, a tokenizer.json or a directory that holds one"
-    )
-    build.add_argument("--seq_len", type=int, required=True)
-    for name in (
-        "text_key",
-        "id_key",
-        "format",
-        "eos",
-        "bos",
-        "validation",
-        "special_in_text",
-        "on_bad_record",
-    ):
-        build.add_argument(f"--{name}")
-    for name in ("compression", "engine"):
-        build.add_argument(f"--{name}")
-    for name in ("min_chars", "max_chars", "part_size", "shard_size", "workers"):
-        build.add_argument(f"--{name}", type=int)
-    build.add_argument("--overwrite", action="store_true", default=None)
-    build.set_defaults(run=_build)
-    tokenizer = commands.add_parser("tokenizer", help="train a byte-level BPE tokenizer")
-    tokenizer.add_argument("--input", action="append", required=True)
-    tokenizer.add_argument("--vocab_size", type=int, required=True)
-    tokenizer.add_argument("--text_key", default="text")
-    tokenizer.add_argument("--out", required=True)
-    tokenizer.set_defaults(run=_tokenizer)
-    return parser
-
-
-def _build(arguments: argparse.Namespace) -> int:
-    from pydantic import ValidationError
-
+    options = loaded.options
+    assert isinstance(options, BuildOptions)
+    if loaded.print_config:
+        print(loaded.to_yaml(), end="")
+        return 0
     from convert.build import build
-    from convert.config import BuildConfig
 
-    given: dict[str, Any] = {
-        k: v for k, v in vars(arguments).items() if v is not None and k != "run"
-    }
-    try:
-        config = BuildConfig(**given)
-    except ValidationError as error:
-        raise ConfigError(str(error)) from error
-    card = build(config)
+    signal.signal(signal.SIGTERM, _stop)
+    built = build(loaded.config, progress="off" if options.quiet else "auto")
+    if options.json_output:
+        print(json.dumps({"out": loaded.config.out, **_summary(built.card)}))
+    else:
+        _print_card(built.card, loaded.config.out, was_there=built.was_there)
+    return 0
+
+
+def _stop(number: int, frame: FrameType | None) -> NoReturn:
+    del frame
+    raise Stopped(signal.Signals(number).name)
+
+
+def _summary(card: Card) -> dict[str, Any]:
+    splits = {name: asdict(split) for name, split in card.splits.items()}
+    return {"content_hash": card.content_hash, "splits": splits, "notes": dict(card.notes)}
+
+
+def _print_card(card: Card, out: str, *, was_there: bool) -> None:
+    if was_there:
+        print(f"{out}: already converted with these settings from these inputs; nothing to do.")
     for name, split in card.splits.items():
         print(
-            f"{name}: {split.documents:,} documents, {split.tokens:,} tokens, {split.samples:,} samples"
+            f"{name}: {split.documents:,} documents, {split.tokens:,} tokens, {split.samples:,} "
+            f"samples ({split.dropped_tokens:,} tokens filled no sample)"
         )
-    print(f"{config.out}: content hash {card.content_hash}")
+    left_out = {key: count for key, count in card.notes.get("tallies", {}).items() if count}
+    if left_out:
+        print("counted: " + ", ".join(f"{count:,} {key}" for key, count in left_out.items()))
+    print(f"{out}: content hash {card.content_hash}")
+
+
+def _verify(words: list[str]) -> int:
+    from convert.config import DatasetConfig, VerifyOptions
+    from stream_pretrain.config.load import load_config
+
+    location, rest = _location(words, "verify")
+    loaded = load_config(
+        rest, model=DatasetConfig, program=f"{PROGRAM} verify DATASET", options=VerifyOptions
+    )
+    options = loaded.options
+    assert isinstance(options, VerifyOptions)
+    from convert.verify import verify
+    from stream_pretrain.storage.store import open_store
+
+    report = verify(open_store(location, loaded.config.storage), fast=options.fast)
+    if options.json_output:
+        print(json.dumps(report.to_plain()))
+    else:
+        print("\n".join(report.lines()))
+    return 0 if report.is_whole else 1
+
+
+def _inspect(words: list[str]) -> int:
+    from convert.config import DatasetConfig, InspectOptions
+    from stream_pretrain.config.load import load_config
+
+    location, rest = _location(words, "inspect")
+    loaded = load_config(
+        rest, model=DatasetConfig, program=f"{PROGRAM} inspect DATASET", options=InspectOptions
+    )
+    options = loaded.options
+    assert isinstance(options, InspectOptions)
+    from convert.inspect import inspect
+    from stream_pretrain.storage.store import open_store
+
+    view = inspect(
+        open_store(location, loaded.config.storage), split=options.split, samples=options.samples
+    )
+    print(json.dumps(view.to_plain()) if options.json_output else "\n".join(view.lines()))
     return 0
 
 
-def _tokenizer(arguments: argparse.Namespace) -> int:
+def _location(words: list[str], command: str) -> tuple[str, list[str]]:
+    """The dataset, which stands first, and the flags."""
+    if words and words[0] not in ("-h", "--help") and not words[0].startswith("--"):
+        return words[0], words[1:]
+    if any(word in ("-h", "--help") for word in words):
+        return "", words
+    raise ConfigError(f"{PROGRAM} {command}: name a dataset first: {PROGRAM} {command} DATASET")
+
+
+def _tokenizer(words: list[str]) -> int:
+    from convert.config import BuildOptions, TokenizerConfig
+    from stream_pretrain.config.load import load_config
+
+    loaded = load_config(
+        words, model=TokenizerConfig, program=f"{PROGRAM} tokenizer", options=BuildOptions
+    )
+    options = loaded.options
+    assert isinstance(options, BuildOptions)
+    if loaded.print_config:
+        print(loaded.to_yaml(), end="")
+        return 0
     from convert.train_tokenizer import train_tokenizer
 
-    size = train_tokenizer(
-        arguments.input, arguments.vocab_size, arguments.out, text_key=arguments.text_key
-    )
-    print(f"{arguments.out}: {size:,} tokens")
+    size = train_tokenizer(loaded.config, progress="off" if options.quiet else "auto")
+    if options.json_output:
+        print(json.dumps({"out": loaded.config.out, "vocab_size": size}))
+    else:
+        print(f"{loaded.config.out}: {size:,} tokens")
     return 0
 
+
+COMMANDS: dict[str, Callable[[list[str]], int]] = {
+    "build": _build,
+    "verify": _verify,
+    "inspect": _inspect,
+    "tokenizer": _tokenizer,
+}
 
 if __name__ == "__main__":
     raise SystemExit(main())

@@ -1,39 +1,50 @@
-"""Texts -> token ids. In: a list of strings. Out: all ids in one array and the number of ids of each text.
+"""Texts -> token ids. In: a list of strings. Out: all ids in one array and each text's number.
 
-Special tokens are never added here. Strings in a text that look like special tokens are plain text unless the job
-says otherwise.
+`tokenizers` defines what the ids are; gigatoken is used where a check shows that it gives the same
+ones. Special tokens are never added here, and strings that look like them are plain text unless
+the job says `act`.
 """
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from itertools import chain
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from convert.vocabulary import Vocabulary
+from convert.vocabulary import TOKENIZER_FILE, Vocabulary
 
 Encoded = tuple[NDArray[Any], NDArray[np.int64]]
+EncoderName = Literal["bytes", "gigatoken", "tokenizers"]
+SpecialRule = Literal["plain", "act"]
+REBUILD_AFTER_BYTES = 64 << 20
+REBUILD_AT_GROWTH = 192 << 20
+PAGE_BYTES = 4096
 
 
 class Encoder(Protocol):
-    """What turns texts into ids; `name` goes into the card."""
-
-    name: str
+    """What turns texts into ids."""
 
     def encode(self, texts: Sequence[str]) -> Encoded:
         """Ids [all] and lengths [texts]."""
         ...
 
 
-@dataclass
+def make_encoder(name: EncoderName, vocabulary: Vocabulary, special: SpecialRule) -> Encoder:
+    """The encoder called `name`."""
+    if name == "bytes":
+        return ByteEncoder()
+    if name == "gigatoken":
+        return GigatokenEncoder(vocabulary, special)
+    return TokenizersEncoder(vocabulary, special)
+
+
 class ByteEncoder:
     """The built-in byte tokenizer: UTF-8 bytes are ids."""
-
-    name: str = "bytes"
 
     def encode(self, texts: Sequence[str]) -> Encoded:
         """Ids are the bytes of the texts."""
@@ -42,26 +53,71 @@ class ByteEncoder:
         return np.frombuffer(b"".join(pieces), dtype=np.uint8), lengths
 
 
-@dataclass
 class TokenizersEncoder:
-    """Hugging Face `tokenizers`, the definition of what the ids are."""
+    """Hugging Face `tokenizers`."""
 
-    vocabulary: Vocabulary
-    special_in_text: str = "plain"
-    name: str = "tokenizers"
-    _tokenizer: Any = field(init=False, repr=False)
-
-    def __post_init__(self) -> None:
-        """Load the tokenizer; `plain` turns the matching of special tokens in texts off."""
-        self._tokenizer = self.vocabulary.tokenizer()
+    def __init__(self, vocabulary: Vocabulary, special: SpecialRule) -> None:
+        """Load; `plain` turns the matching of special tokens off."""
+        self._tokenizer = vocabulary.tokenizer()
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
-        self._tokenizer.encode_special_tokens = self.special_in_text == "plain"
+        self._tokenizer.encode_special_tokens = special == "plain"
 
     def encode(self, texts: Sequence[str]) -> Encoded:
         """One batch."""
         encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
         lists = [encoding.ids for encoding in encodings]
         lengths = np.fromiter(map(len, lists), dtype=np.int64, count=len(lists))
-        ids = np.fromiter(chain.from_iterable(lists), dtype=np.uint32, count=int(lengths.sum()))
-        return ids, lengths
+        flat = chain.from_iterable(lists)
+        return np.fromiter(flat, dtype=np.uint32, count=int(lengths.sum())), lengths
+
+
+class GigatokenEncoder:
+    """gigatoken, on the calling thread.
+
+    Its cache of words has no bound: after 64 MiB of text that made the process grow by 192 MiB the
+    tokenizer is made anew, which costs 50 ms and the refilling.
+    """
+
+    def __init__(self, vocabulary: Vocabulary, special: SpecialRule) -> None:
+        """Load; `plain` leaves the special tokens out, so that nothing in a text matches them."""
+        tokenizer = json.loads(vocabulary.files[TOKENIZER_FILE])
+        if special == "plain":
+            tokens = tokenizer.get("added_tokens", [])
+            tokenizer["added_tokens"] = [token for token in tokens if not token.get("special")]
+        self._json = json.dumps(tokenizer).encode()
+        self.rebuilds = -1
+        self._rebuild()
+
+    def encode(self, texts: Sequence[str]) -> Encoded:
+        """One batch; ids without a Python object for each."""
+        layout = self._tokenizer.encode_batch(list(texts), parallel=False).layout
+        borders = np.asarray(layout.offsets.data, dtype=np.int64)
+        ids = np.asarray(layout.content.data)[borders[0] : borders[-1]]
+        self._encoded += sum(map(len, texts))
+        if self._encoded > REBUILD_AFTER_BYTES:
+            self._encoded = 0
+            if resident_bytes() - self._resident > REBUILD_AT_GROWTH:
+                self._rebuild()
+        return ids, np.diff(borders)
+
+    def _rebuild(self) -> None:
+        from gigatoken.gigatoken_rs import load_hf_json
+
+        self._tokenizer: Any = None
+        self._tokenizer = load_hf_json(self._json)
+        self._encoded = 0
+        self.rebuilds += 1
+        self._resident = resident_bytes()
+
+
+def resident_bytes() -> int:
+    """Memory of this process that is in RAM."""
+    with open("/proc/self/statm", encoding="ascii") as file:  # noqa: PTH123 - a kernel file
+        return int(file.read().split()[1]) * PAGE_BYTES
+
+
+def special_pattern(vocabulary: Vocabulary) -> re.Pattern[str] | None:
+    """Matches any special token's text; None where there are none."""
+    texts = sorted((re.escape(text) for text in vocabulary.special_tokens if text), key=len)
+    return re.compile("|".join(reversed(texts))) if texts else None

@@ -1,23 +1,27 @@
-"""Which files a job reads. In: `--input` values. Out: `InputFile`s in natural order. Does not open them.
+"""Which files a job reads. In: `--input` values. Out: `InputFile`s in natural order.
 
-`NAME=PATH` names a source. A directory gives every file below it with a known ending; a glob gives what it matches.
-A file's label (source name and relative path) is part of the ids of its documents, so it does not depend on where the
-corpus lies.
+`NAME=PATH` names a source. A directory or prefix gives every file below it with a known ending; a
+glob gives what it matches. A file's label (source name and relative path) is part of the ids of its
+documents, so these do not depend on where the corpus lies. Does not read what files hold.
 """
 
 from __future__ import annotations
 
+import fnmatch
 import glob
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, cast
 
+from stream_pretrain.config.sections import StorageConfig
 from stream_pretrain.errors import ConfigError, DataError
+from stream_pretrain.storage.location import is_remote
+from stream_pretrain.storage.store import ObjectInfo, open_store
 
-Format = Literal["text", "jsonl"]
+Format = Literal["text", "jsonl", "csv", "parquet", "arrow", "mds"]
 ENDINGS: dict[str, Format] = {
     ".txt": "text",
     ".text": "text",
@@ -25,83 +29,192 @@ ENDINGS: dict[str, Format] = {
     ".jsonl": "jsonl",
     ".ndjson": "jsonl",
     ".json": "jsonl",
+    ".csv": "csv",
+    ".parquet": "parquet",
+    ".arrow": "arrow",
+    ".mds": "mds",
 }
 COMPRESSIONS = {".gz": "gzip", ".zst": "zstd", ".zstd": "zstd"}
+NOT_TEXT = {"index.json", "dataset.json", "dataset_info.json", "dataset_dict.json", "state.json"}
 NAMED_SOURCE = re.compile(r"([A-Za-z0-9_.-]+)=(.+)", re.DOTALL)
+STDIN = "-"
 
 
 @dataclass(frozen=True, kw_only=True)
 class InputFile:
-    """One input. `label` names it in ids, provenance and card; `path` is where it is now; `size` in bytes."""
+    """One input. `label` names it in ids, provenance and card; `path` is a path, a URL or `-`.
+
+    `size` is in bytes; `stamp` changes when the file does (modification time, or a bucket's etag).
+    """
 
     label: str
     path: str
     size: int
+    stamp: str
     format: Format
     compression: str | None
 
+    @property
+    def is_remote(self) -> bool:
+        """True for an object of a bucket."""
+        return is_remote(self.path)
 
-def find_inputs(inputs: Sequence[str], *, form: Format | None = None) -> list[InputFile]:
+    @property
+    def is_stdin(self) -> bool:
+        """True for standard input."""
+        return self.path == STDIN
+
+    @property
+    def is_cut_anywhere(self) -> bool:
+        """True where reading may begin at any byte: uncompressed lines and text."""
+        return self.format in ("text", "jsonl") and not self.compression and not self.is_stdin
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Found:
+    """A file before it is known what it holds."""
+
+    path: str
+    relative: str
+    size: int
+    stamp: str
+
+
+def find_inputs(
+    inputs: Sequence[str], *, form: Format | None = None, storage: StorageConfig | None = None
+) -> list[InputFile]:
     """All files of all `--input` values, or an error that names the input which gives none."""
     if not inputs:
-        raise ConfigError(
-            "--input is missing: name a file, a directory, a glob or a URL (repeatable)."
-        )
-    files = [file for value in inputs for file in _find(value, form)]
-    repeated = [
-        label for label, count in Counter(file.label for file in files).items() if count > 1
-    ]
+        raise ConfigError("--input is missing: name a file, a directory, a glob or a URL.")
+    files = [file for value in inputs for file in _find(value, form, storage)]
+    labels = Counter(file.label for file in files)
+    repeated = [label for label, count in labels.items() if count > 1]
     if repeated:
         raise ConfigError(
             f"--input: two files would both be called {repeated[0]!r} in document ids. "
             "Name the sources apart: --input a=PATH --input b=PATH."
         )
-    if not any(file.size for file in files):
+    if not any(file.size or file.is_stdin for file in files):
         raise DataError(
-            f"--input {inputs[0]}: empty ({len(files)} files, 0 bytes). Name files that hold text."
+            f"--input {inputs[0]}: empty ({len(files)} file(s), 0 bytes). Name files that hold text."
         )
     return files
 
 
-def _find(value: str, form: Format | None) -> list[InputFile]:
+def _find(value: str, form: Format | None, storage: StorageConfig | None) -> list[InputFile]:
     named = NAMED_SOURCE.fullmatch(value)
     name, location = (named[1], named[2]) if named else (None, value)
-    path = Path(location)
-    if path.is_dir():
-        found = [file for file in _natural(path.rglob("*")) if file.is_file()]
-        known = [file for file in found if form or format_of(file.name)[0]]
-        if not known:
-            raise DataError(
-                f"--input {value}: {len(found)} files, none with a known ending ({', '.join(ENDINGS)}). "
-                "Name other files, or say what they are with --format."
-            )
-        root = name or path.resolve().name
-        return [_input(file, f"{root}/{file.relative_to(path).as_posix()}", form) for file in known]
-    if path.is_file():
-        return [_input(path, f"{name}/{path.name}" if name else path.name, form)]
-    matches = [
-        file for file in _natural(map(Path, glob.glob(location, recursive=True))) if file.is_file()
-    ]
-    if not matches:
+    if location == STDIN:
+        found = _Found(path=STDIN, relative="stdin", size=0, stamp="")
+        return [_input(found, name or "stdin", form or "jsonl")]
+    if location.startswith("hf://"):
+        location = _hugging_face(location)
+    finder: Callable[[str], tuple[list[_Found], str | None]] = (
+        (lambda url: _remote(url, storage)) if is_remote(location) else _local
+    )
+    found_files, folder = finder(location)
+    if not found_files:
+        raise DataError(f"--input {value}: no such file, directory or match. Check the path.")
+    if folder is None:
+        return [
+            _input(file, f"{name}/{file.relative}" if name else file.relative, form)
+            for file in found_files
+        ]
+    known = [file for file in found_files if _is_known(file, form)]
+    if not known:
         raise DataError(
-            f"--input {value}: no such file, directory or match of this glob. Check the path."
+            f"--input {value}: {len(found_files)} file(s), none with a known ending "
+            f"({', '.join(ENDINGS)}). Name other files, or say what they are with --format."
         )
-    return [_input(file, f"{name}/{file.name}" if name else file.name, form) for file in matches]
+    return [_input(file, f"{name or folder}/{file.relative}", form) for file in known]
 
 
-def _input(path: Path, label: str, form: Format | None) -> InputFile:
-    found, compression = format_of(path.name)
-    if (form or found) is None:
+def _local(location: str) -> tuple[list[_Found], str | None]:
+    path = Path(location).expanduser()
+    if path.is_dir():
+        files = [file for file in path.rglob("*") if file.is_file()]
+        found = [_local_file(file, file.relative_to(path).as_posix()) for file in files]
+        return _natural(found), path.resolve().name
+    matches = [path] if path.is_file() else map(Path, glob.glob(str(path), recursive=True))
+    return _natural(_local_file(file, file.name) for file in matches if file.is_file()), None
+
+
+def _local_file(file: Path, relative: str) -> _Found:
+    stat = file.stat()
+    return _Found(path=str(file), relative=relative, size=stat.st_size, stamp=str(stat.st_mtime_ns))
+
+
+def _remote(url: str, storage: StorageConfig | None) -> tuple[list[_Found], str | None]:
+    fixed = re.split(r"[*?\[]", url, maxsplit=1)[0]
+    if fixed != url:
+        root = fixed.rpartition("/")[0]
+        matching = [
+            file
+            for file in _remote_files(root, open_store(root, storage).list())
+            if fnmatch.fnmatchcase(file.path, url)
+        ]
+        return _natural(matching), None
+    parent, _, name = url.rstrip("/").rpartition("/")
+    info = None if parent.endswith("/") else open_store(parent, storage).head(name)
+    if info is not None:
+        return _remote_files(parent, [info]), None
+    return _natural(_remote_files(url.rstrip("/"), open_store(url, storage).list())), name
+
+
+def _remote_files(root: str, infos: Iterable[ObjectInfo]) -> list[_Found]:
+    return [
+        _Found(path=f"{root}/{info.key}", relative=info.key, size=info.size, stamp=info.etag)
+        for info in infos
+    ]
+
+
+def _hugging_face(location: str) -> str:
+    """The local copy, in the library's cache, of `hf://datasets/ORG/NAME[@REVISION]/PATTERN`."""
+    parts = location.removeprefix("hf://datasets/").split("/", 2)
+    if not location.startswith("hf://datasets/") or len(parts) < 2:
         raise ConfigError(
-            f"--input {path}: the ending says nothing about what it holds. Say it: --format text or --format jsonl."
+            f"--input {location}: must be hf://datasets/ORG/NAME[@REVISION] or a path or pattern "
+            "below it."
+        )
+    from huggingface_hub import snapshot_download
+
+    name, _, revision = parts[1].partition("@")
+    pattern = parts[2] if len(parts) > 2 else None
+    try:
+        folder = snapshot_download(
+            f"{parts[0]}/{name}",
+            repo_type="dataset",
+            revision=revision or None,
+            allow_patterns=pattern,
+        )
+    except Exception as error:  # the library raises its own, requests' and OS errors
+        raise DataError(
+            f"--input {location}: cannot be fetched ({type(error).__name__}: {error}). Check the "
+            "name, HF_TOKEN and the network, or download it and name the directory."
+        ) from error
+    return f"{folder}/{pattern}" if pattern else folder
+
+
+def _input(found: _Found, label: str, form: Format | None) -> InputFile:
+    known, compression = format_of(found.relative)
+    if (form or known) is None:
+        raise ConfigError(
+            f"--input {found.path}: the ending does not say what the file holds. Say it, such as "
+            "--format text or --format jsonl."
         )
     return InputFile(
         label=label,
-        path=str(path),
-        size=path.stat().st_size,
-        format=form or found or "text",
+        path=found.path,
+        size=found.size,
+        stamp=found.stamp,
+        format=form or cast(Format, known),
         compression=compression,
     )
+
+
+def _is_known(file: _Found, form: Format | None) -> bool:
+    name = file.relative.rpartition("/")[2]
+    return name not in NOT_TEXT and (form is not None or format_of(name)[0] is not None)
 
 
 def format_of(name: str) -> tuple[Format | None, str | None]:
@@ -112,8 +225,8 @@ def format_of(name: str) -> tuple[Format | None, str | None]:
     return ENDINGS.get(stem.suffix), compression
 
 
-def _natural(paths: Iterable[Path]) -> list[Path]:
-    return sorted(paths, key=lambda path: natural_key(path.as_posix()))
+def _natural(found: Iterable[_Found]) -> list[_Found]:
+    return sorted(found, key=lambda file: natural_key(file.path))
 
 
 def natural_key(text: str) -> list[tuple[int, int, str]]:

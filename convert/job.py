@@ -1,51 +1,62 @@
-"""Everything a worker must know. In: settings and what was found. Out: `Job`, frozen and picklable. Does no work."""
+"""Everything a worker must know. In: settings and what was found. Out: `Job`. Does no work."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import Literal
 
 import xxhash
 
+from convert.document import TRAIN, VALIDATION, Reading
+from convert.encode import EncoderName, SpecialRule
 from convert.inputs import InputFile
-from convert.place import Place
-from convert.readers import TAIL_SPLIT, Reading
 from convert.shards import ShardFormat
 from convert.vocabulary import Vocabulary
 from stream_pretrain.errors import ConfigError
+from stream_pretrain.storage.store import Store
 
-TRAIN = "train"
-VALIDATION = TAIL_SPLIT
 STAGING = ".convert"
 ALL_HASHES = 1 << 64
 
 
 @dataclass(frozen=True, kw_only=True)
 class Validation:
-    """Which documents are validation: the tail of each file, or those whose id hashes below a threshold."""
+    """Which documents are validation.
+
+    `tail`: that share of each file's end. `below`: those whose id's hash is below. `number`: so many
+    with the smallest hashes; a pass over the ids turns it into `below`.
+    """
 
     tail: Fraction = Fraction(0)
     below: int = 0
+    number: int = 0
 
     def split(self, document_id: str) -> str:
         """The split of a document that does not know it from its place."""
-        if self.below and xxhash.xxh64_intdigest(document_id) < self.below:
-            return VALIDATION
-        return TRAIN
+        return VALIDATION if self.below and id_hash(document_id) < self.below else TRAIN
+
+
+def id_hash(document_id: str) -> int:
+    """What decides on a document's split."""
+    return xxhash.xxh64_intdigest(document_id)
 
 
 def parse_validation(value: str) -> Validation:
-    """`none`, a share such as `0.01`, or `tail:0.1`."""
+    """`none`, a share such as `0.01`, a number such as `1000`, or `tail:0.1`."""
     kind, _, number = value.rpartition(":")
     try:
         if value == "none":
             return Validation()
         share = Fraction(number)
+        if kind == "" and share >= 1 and share.denominator == 1 and "." not in number:
+            return Validation(number=int(share))
         if kind not in ("", "tail") or not 0 < share < 1:
             raise ValueError
     except (ValueError, ZeroDivisionError):
         raise ConfigError(
-            f"--validation {value}: must be `none`, a share between 0 and 1 such as `0.01`, or `tail:0.1`."
+            f"--validation {value}: must be `none`, a share between 0 and 1 such as `0.01`, a "
+            "number of documents such as `1000`, or `tail:0.1`."
         ) from None
     return Validation(tail=share) if kind else Validation(below=int(share * ALL_HASHES))
 
@@ -56,12 +67,12 @@ class TextRules:
 
     min_chars: int = 1
     max_chars: int | None = None
-    special_in_text: str = "plain"
+    special_in_text: SpecialRule = "plain"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """The whole of a conversion, apart from how it is run."""
+    """The whole of a conversion, apart from how it is run. `part_bytes` cuts chains into parts."""
 
     files: tuple[InputFile, ...]
     reading: Reading
@@ -69,6 +80,8 @@ class Job:
     text: TextRules
     vocabulary: Vocabulary
     validation: Validation
+    packing: Literal["flow", "best_fit"]
     shards: ShardFormat
-    place: Place
-    encoder: str
+    part_bytes: int
+    encoder: EncoderName
+    store: Store

@@ -1,65 +1,95 @@
-"""Token ids of documents -> rows of `seq_len + 1`. In: ids in document order. Out: full shards of rows, then a tail.
+"""Token ids of documents -> rows of `seq_len + 1`. In: ids in document order. Out: full shards of
+rows, the ids left over, and the pieces that the rows hold.
 
-Documents follow one another without a gap; a row may hold the end of one and the start of the next. Ids that do not
-fill a last row are the tail: the tails of all parts are joined in part order when the dataset is published, so the
-whole dataset drops less than one row, not one per part.
+`flow`: documents follow one another without a gap; a row may hold the end of one and the start of
+the next. Ids that fill no last row are the part's tail; the tails of all parts are joined in part
+order when the dataset is published, so a split drops less than one row in all.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from convert.document import Document
+from convert.documents import Pieces, without_text
 
-@dataclass
-class Rows:
-    """Fills rows of one split of one part; gives them up a shard at a time."""
-
-    row_ids: int
-    rows_per_shard: int
-    dtype: np.dtype[Any]
-    taken: int = 0
-    _pending: list[NDArray[Any]] = field(default_factory=list)
-    _count: int = 0
-
-    def add(self, ids: NDArray[Any]) -> Iterator[NDArray[Any]]:
-        """Append ids; yields every shard of rows [rows_per_shard, row_ids] that is now full."""
-        self._pending.append(ids.astype(self.dtype, copy=False))
-        self._count += len(ids)
-        capacity = self.rows_per_shard * self.row_ids
-        while self._count >= capacity:
-            yield self._take(capacity).reshape(-1, self.row_ids)
-
-    def finish(self) -> tuple[NDArray[Any], NDArray[Any]]:
-        """The last rows [N, row_ids] (N may be 0) and the tail [fewer than row_ids]."""
-        whole = self._count // self.row_ids * self.row_ids
-        rows = self._take(whole).reshape(-1, self.row_ids)
-        return rows, self._take(self._count)
-
-    def _take(self, count: int) -> NDArray[Any]:
-        flat = np.concatenate(self._pending) if self._pending else np.empty(0, self.dtype)
-        taken, rest = flat[:count], flat[count:]
-        self._pending = [rest] if len(rest) else []
-        self._count = len(rest)
-        self.taken += count
-        return taken
+Ids = NDArray[Any]
+Lengths = NDArray[np.int64]
 
 
-def with_borders(
-    ids: NDArray[Any],
-    lengths: NDArray[np.int64],
-    *,
-    before: NDArray[np.int64],
-    after: NDArray[np.int64],
-) -> NDArray[Any]:
+@dataclass(frozen=True, kw_only=True)
+class Packed:
+    """The end of a part: its last rows [N, row_ids], its tail [fewer than row_ids], all pieces."""
+
+    rows: Ids
+    tail: Ids
+    pieces: Pieces
+    padding: int = 0
+
+
+class Packer(Protocol):
+    """Fills the rows of one split of one part."""
+
+    def add(self, documents: Sequence[Document], ids: Ids, lengths: Lengths) -> Iterator[Ids]:
+        """Take documents' ids [sum of lengths]; yields every full shard [rows_per_shard, row_ids]."""
+        ...
+
+    def finish(self) -> Packed:
+        """What is left."""
+        ...
+
+
+class FlowPacker:
+    """One document after another."""
+
+    def __init__(self, row_ids: int, rows_per_shard: int, dtype: np.dtype[Any]) -> None:
+        self._row_ids = row_ids
+        self._shard = np.empty(rows_per_shard * row_ids, dtype)
+        self._filled = 0
+        self._documents: list[Document] = []
+        self._lengths: list[Lengths] = []
+
+    def add(self, documents: Sequence[Document], ids: Ids, lengths: Lengths) -> Iterator[Ids]:
+        """See `Packer.add`; a yielded shard is overwritten when the next one is asked for."""
+        self._documents += without_text(documents)
+        self._lengths.append(lengths)
+        while len(ids):
+            room = len(self._shard) - self._filled
+            taken = ids[:room]
+            self._shard[self._filled : self._filled + len(taken)] = taken
+            self._filled += len(taken)
+            ids = ids[room:]
+            if self._filled == len(self._shard):
+                yield self._shard.reshape(-1, self._row_ids)
+                self._filled = 0
+
+    def finish(self) -> Packed:
+        """See `Packer.finish`."""
+        whole = self._filled // self._row_ids * self._row_ids
+        lengths = np.concatenate(self._lengths) if self._lengths else np.empty(0, np.int64)
+        pieces = Pieces(
+            documents=self._documents,
+            first=np.cumsum(lengths) - lengths,
+            tokens=lengths,
+            offset=np.zeros(len(lengths), np.int64),
+        )
+        return Packed(
+            rows=self._shard[:whole].reshape(-1, self._row_ids),
+            tail=self._shard[whole : self._filled].copy(),
+            pieces=pieces,
+        )
+
+
+def with_borders(ids: Ids, lengths: Lengths, *, before: Lengths, after: Lengths) -> Ids:
     """Set begin-of-text and end-of-text around documents.
 
-    `ids` [sum of lengths] are the documents one after another; `before` and `after` [documents] hold the id to set
-    there, or -1 for none.
+    `ids` [sum of lengths] are the documents one after another; `before` and `after` [documents]
+    hold the id to set there, or -1 for none.
     """
     starts, ends = before >= 0, after >= 0
     sizes = lengths + starts + ends

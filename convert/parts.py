@@ -1,8 +1,9 @@
-"""Deterministic units of work. In: input files and the part size. Out: `Part`s. Does not read text.
+"""Deterministic units of work. In: input files and the part size. Out: `Task`s. Does not read text.
 
-A part is a run of byte ranges of input files, cut by size alone, never by the number of workers. A range's ends are
-nominal: whoever reads it moves both to the next document border, and the same border is found by the part before.
-A compressed file cannot be entered in the middle, so it is one range.
+A task is a run of byte ranges of input files, cut by size alone, never by the number of workers. A
+range's ends are nominal: whoever reads it moves both to the next document border. A file that can
+only be read from front to back (compressed, tabular, standard input) belongs to one task; its
+worker cuts that into parts by the size of the text, each with a receipt of its own.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ PARTS_WANTED = 16
 
 @dataclass(frozen=True, kw_only=True)
 class Span:
-    """A nominal byte range of file number `file`; `end` None means to the end of a file that is read in one go."""
+    """A nominal byte range of file number `file`; `end` None: all of it, from front to back."""
 
     file: int
     start: int
@@ -27,17 +28,22 @@ class Span:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Part:
-    """Work unit number `index`."""
+class Task:
+    """What one worker does in one go. `size` in input bytes, for progress and for order."""
 
     index: int
     spans: tuple[Span, ...]
     size: int
 
     @property
-    def name(self) -> str:
-        """Stem of everything that this part writes."""
-        return f"part-{self.index:05}"
+    def is_chain(self) -> bool:
+        """True where the task gives several parts, one after another."""
+        return any(span.end is None for span in self.spans)
+
+
+def part_name(task: int, part: int) -> str:
+    """Stem of everything that a part writes; sorts in stream order."""
+    return f"{task:06}-{part:04}"
 
 
 def automatic_part_size(total: int) -> int:
@@ -45,31 +51,35 @@ def automatic_part_size(total: int) -> int:
     return min(LARGEST_PART, max(SMALLEST_PART, -(-total // PARTS_WANTED)))
 
 
-def plan_parts(files: Sequence[InputFile], part_size: int) -> list[Part]:
+def plan_tasks(files: Sequence[InputFile], part_size: int) -> list[Task]:
     """Cut large files at multiples of `part_size`; put small ones together until a part is full."""
-    parts: list[Part] = []
+    tasks: list[Task] = []
     spans: list[Span] = []
     size = 0
+
+    def close() -> None:
+        nonlocal spans, size
+        if spans:
+            tasks.append(Task(index=len(tasks), spans=tuple(spans), size=size))
+        spans, size = [], 0
+
     for number, file in enumerate(files):
         for span, length in _spans(number, file, part_size):
-            if spans and size + length > part_size:
-                parts.append(Part(index=len(parts), spans=tuple(spans), size=size))
-                spans, size = [], 0
+            if size + length > part_size:
+                close()
             spans.append(span)
             size += length
-    if spans:
-        parts.append(Part(index=len(parts), spans=tuple(spans), size=size))
-    return parts
+    close()
+    return tasks
 
 
 def _spans(number: int, file: InputFile, part_size: int) -> list[tuple[Span, int]]:
-    if file.size == 0:
-        return []
-    if file.compression:
+    """The ranges of one file with their sizes; none where it is empty."""
+    if not file.is_cut_anywhere:
         return [(Span(file=number, start=0, end=None), file.size)]
     starts = range(0, file.size, part_size)
     ends = [*starts[1:], file.size]
     return [
         (Span(file=number, start=start, end=end), end - start)
-        for start, end in zip(starts, ends, strict=True)
+        for start, end in zip(starts, ends, strict=False)
     ]

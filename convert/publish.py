@@ -1,141 +1,136 @@
-"""All receipts -> a dataset. In: receipts in part order. Out: tail shards, provenance, `index.json`s, card, in that order.
+"""All receipts -> a dataset. In: receipts in stream order. Out: the shards of the tails, provenance,
+tokenizer, `index.json`s and card, in that order.
 
 `dataset.json` is the last write: a directory without it is not a dataset. Does not read text.
 """
 
 from __future__ import annotations
 
-import io
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
-from numpy.typing import NDArray
 
 from convert.content import RowsHash, hash_rows
-from convert.documents import parquet_bytes
-from convert.job import TRAIN, Job
-from convert.receipts import Receipt
+from convert.document import TRAIN, VALIDATION
+from convert.documents import parquet_bytes, read_parquet_bytes, window
+from convert.job import Job
+from convert.part_result import pieces_key
+from convert.receipts import Receipt, SplitReceipt
 from convert.shards import encode_shard, index_json
-from convert.work import pieces_key
+from convert.written import write_checked
 from stream_pretrain.errors import DataError
-from stream_pretrain.schema import DOCUMENTS_DIR, INDEX_NAME, SplitCounts
+from stream_pretrain.schema import DOCUMENTS_DIR, INDEX_NAME, TOKENIZER_DIR, SplitCounts
+
+ROWS_PER_PARQUET = 1 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
 class Published:
-    """What the card says of one split."""
+    """One split as the card and its index say."""
 
     counts: SplitCounts
     rows: RowsHash
+    entries: Sequence[Mapping[str, Any]] = field(repr=False)
+    padding: int = 0
 
 
-def publish_splits(job: Job, receipts: Sequence[Receipt]) -> dict[str, Published]:
-    """Write everything of every split but the card."""
-    names = sorted({name for receipt in receipts for name in receipt.splits})
-    published = {}
-    indexes = {}
-    for name in names:
-        published[name], entries = _publish_split(job, name, receipts)
-        indexes[name] = entries
-    _check_samples(job, published)
-    for name, entries in indexes.items():
-        job.place.write(f"{name}/{INDEX_NAME}", index_json(entries))
+def publish_splits(job: Job, receipts: Sequence[Receipt], *, expect_validation: bool) -> Any:
+    """Write everything but the card; `Published` by split name."""
+    names = {name for receipt in receipts for name in receipt.splits}
+    names |= {TRAIN, *([VALIDATION] if expect_validation else [])}
+    splits = {name: _Split(job, name, receipts) for name in sorted(names)}
+    for split in splits.values():
+        split.check()
+    published = {name: split.publish() for name, split in splits.items()}
+    for name, data in job.vocabulary.files.items():
+        write_checked(job.store, f"{TOKENIZER_DIR}/{name}", data)
+    for name, split in published.items():
+        write_checked(job.store, f"{name}/{INDEX_NAME}", index_json(split.entries))
     return published
 
 
-def _check_samples(job: Job, published: dict[str, Published]) -> None:
-    names = {TRAIN, *published}
-    for name in sorted(names):
-        split = published.get(name)
-        if split is None or split.counts.samples == 0:
-            tokens = split.counts.tokens if split else 0
-            raise DataError(
-                f"{name}: the input gives {tokens} tokens, and one sample takes {job.shards.row_ids}. Nothing was "
-                "published. Give more text, a smaller --seq_len, or another --validation."
-            )
+class _Split:
+    """One split of all parts."""
 
+    def __init__(self, job: Job, name: str, receipts: Sequence[Receipt]) -> None:
+        self._job, self._name = job, name
+        self._parts: list[tuple[str, SplitReceipt]] = [
+            (receipt.name, receipt.splits[name]) for receipt in receipts if name in receipt.splits
+        ]
+        tails = [split.tail for _, split in self._parts]
+        self._tail = np.concatenate(tails) if tails else np.empty(0, np.uint32)
+        self._tail_rows = len(self._tail) // job.shards.row_ids
+        self._part_rows = sum(split.rows.rows for _, split in self._parts)
 
-def _publish_split(job: Job, name: str, receipts: Sequence[Receipt]) -> tuple[Published, list[Any]]:
-    parts = [(receipt.part, receipt.splits[name]) for receipt in receipts if name in receipt.splits]
-    tail = _join([split.tail for _, split in parts])
-    rows = tail[: len(tail) // job.shards.row_ids * job.shards.row_ids].reshape(
-        -1, job.shards.row_ids
-    )
-    entries = [entry for _, split in parts for entry in split.entries]
-    for begin in range(0, len(rows), job.shards.rows_per_shard):
-        shard = encode_shard(
-            rows[begin : begin + job.shards.rows_per_shard],
-            job.shards,
-            f"tail-{begin // job.shards.rows_per_shard:03}",
+    def check(self) -> None:
+        """A split without a sample is no split."""
+        if self._part_rows + self._tail_rows:
+            return
+        tokens = sum(split.tokens for _, split in self._parts)
+        raise DataError(
+            f"{self._name}: the input gives {tokens} tokens, and one sample takes "
+            f"{self._job.shards.row_ids}. Nothing was published. Give more text, a smaller "
+            "--seq_len, or another --validation."
         )
-        job.place.write(f"{name}/{shard.name}", shard.data)
-        entries.append(shard.entry)
-    total = RowsHash()
-    for _, split in parts:
-        total = total.then(split.rows)
-    tail_begin = total.rows * job.shards.row_ids
-    total = total.then(hash_rows(rows))
-    _publish_documents(
-        job, name, receipts, tail_begin=tail_begin, end=total.rows * job.shards.row_ids
-    )
-    counts = SplitCounts(
-        documents=sum(split.documents for _, split in parts),
-        tokens=sum(split.tokens for _, split in parts),
-        samples=total.rows,
-        dropped_tokens=len(tail) - rows.size,
-        text_bytes=sum(split.text_bytes for _, split in parts),
-    )
-    return Published(counts=counts, rows=total), entries
 
-
-def _publish_documents(
-    job: Job, name: str, receipts: Sequence[Receipt], *, tail_begin: int, end: int
-) -> None:
-    """Join the parts' provenance; `first_token` now counts from the start of the split."""
-    tables, tails = [], []
-    base, tail_base = 0, tail_begin
-    for receipt in receipts:
-        if name not in receipt.splits:
-            continue
-        split = receipt.splits[name]
-        in_rows = split.rows.rows * job.shards.row_ids
-        table = pq.read_table(
-            io.BytesIO(job.place.read(pieces_key(f"part-{receipt.part:05}", name)))
+    def publish(self) -> Published:
+        """Write the tail's shards and the provenance."""
+        row_ids, per_shard = self._job.shards.row_ids, self._job.shards.rows_per_shard
+        entries = [entry for _, split in self._parts for entry in split.entries]
+        rows = self._tail[: self._tail_rows * row_ids].reshape(-1, row_ids)
+        for number, begin in enumerate(range(0, len(rows), per_shard)):
+            part = rows[begin : begin + per_shard]
+            shard = encode_shard(part, self._job.shards, f"tail-{number:03}")
+            write_checked(self._job.store, f"{self._name}/{shard.name}", shard.data)
+            entries.append(shard.entry)
+        total = RowsHash()
+        for _, split in self._parts:
+            total = total.then(split.rows)
+        self._publish_documents()
+        counts = SplitCounts(
+            documents=sum(split.documents for _, split in self._parts),
+            tokens=sum(split.tokens for _, split in self._parts),
+            samples=self._part_rows + self._tail_rows,
+            dropped_tokens=len(self._tail) - rows.size,
+            text_bytes=sum(split.text_bytes for _, split in self._parts),
         )
-        tables.append(_window(table, 0, in_rows, base))
-        tails.append(
-            _window(table, in_rows, in_rows + min(len(split.tail), end - tail_base), tail_base)
+        return Published(
+            counts=counts,
+            rows=total.then(hash_rows(rows)),
+            entries=entries,
+            padding=sum(split.padding for _, split in self._parts),
         )
-        base += in_rows
-        tail_base = min(end, tail_base + len(split.tail))
-    joined = pa.concat_tables([*tables, *tails]).unify_dictionaries()
-    job.place.write(f"{name}/{DOCUMENTS_DIR}/documents-00000.parquet", parquet_bytes(joined))
 
+    def _publish_documents(self) -> None:
+        tables: list[pa.Table] = []
+        number = rows = 0
+        for table in self._tables():
+            tables.append(table)
+            rows += len(table)
+            if rows >= ROWS_PER_PARQUET:
+                self._write_documents(tables, number)
+                tables, rows, number = [], 0, number + 1
+        if rows:
+            self._write_documents(tables, number)
 
-def _window(table: pa.Table, begin: int, end: int, base: int) -> pa.Table:
-    """The pieces, cut where needed, that lie in [begin, end); their `first_token` moved from `begin` to `base`."""
-    first = table["first_token"].to_numpy()
-    stop = first + table["tokens"].to_numpy()
-    chosen = np.flatnonzero((stop > begin) & (first < end))
-    part = table.take(pa.array(chosen))
-    cut_first = np.maximum(first[chosen], begin)
-    tokens = np.minimum(stop[chosen], end) - cut_first
-    offset = part["offset"].to_numpy() + (cut_first - first[chosen])
-    for column, values in (
-        ("first_token", cut_first - begin + base),
-        ("tokens", tokens),
-        ("offset", offset),
-    ):
-        place = table.schema.get_field_index(column)
-        part = part.set_column(
-            place, table.schema.field(place), pa.array(values).cast(table.schema.field(place).type)
-        )
-    return part
+    def _write_documents(self, tables: Sequence[pa.Table], number: int) -> None:
+        key = f"{self._name}/{DOCUMENTS_DIR}/{number:05}.parquet"
+        write_checked(self._job.store, key, parquet_bytes(pa.concat_tables(tables)))
 
-
-def _join(tails: Sequence[NDArray[Any]]) -> NDArray[Any]:
-    return np.concatenate(tails) if tails else np.empty(0, np.uint32)
+    def _tables(self) -> Iterator[pa.Table]:
+        """Pieces in stream order: those in the parts' rows, then those in the tails' rows."""
+        row_ids = self._job.shards.row_ids
+        base = 0
+        tails: list[pa.Table] = []
+        tail_base, end = self._part_rows * row_ids, (self._part_rows + self._tail_rows) * row_ids
+        for part, split in self._parts:
+            table = read_parquet_bytes(self._job.store.read(pieces_key(part, self._name)))
+            in_rows = split.rows.rows * row_ids
+            yield window(table, 0, in_rows, base)
+            in_tail = min(len(split.tail), end - tail_base)
+            tails.append(window(table, in_rows, in_rows + in_tail, tail_base))
+            base, tail_base = base + in_rows, tail_base + in_tail
+        yield from tails

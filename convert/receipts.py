@@ -1,22 +1,26 @@
-"""What a finished part leaves behind. In: a part's results. Out: `Receipt`, as JSON and back. Does not write files."""
+"""What a finished part leaves behind. In: a part's results. Out: `Receipt`, as JSON and back.
+
+Does not write files.
+"""
 
 from __future__ import annotations
 
 import base64
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from convert.content import RowsHash
+from convert.parts import part_name
 
 
 @dataclass(frozen=True, kw_only=True)
 class SplitReceipt:
-    """One split of one part: its shards' index entries, hash of its rows, and the ids that filled no row."""
+    """One split of one part: its shards' index entries, hash of its rows, ids that filled no row."""
 
     entries: tuple[Mapping[str, Any], ...]
     rows: RowsHash
@@ -24,25 +28,36 @@ class SplitReceipt:
     documents: int
     tokens: int
     text_bytes: int
+    padding: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Receipt:
     """A part that is whole: every file that it names was written before the receipt.
 
-    `sources` holds [documents, tokens] by file number, `tallies` counts of documents left out and the like.
+    `read` counts the documents that its reader gave, `is_last` ends the task. `sources` holds
+    (documents, tokens) by file number, `tallies` counts of documents left out and the like, `files`
+    sizes by key.
     """
 
+    task: int
     part: int
+    read: int
+    is_last: bool
     splits: Mapping[str, SplitReceipt]
     sources: Mapping[int, tuple[int, int]]
     tallies: Mapping[str, int]
     files: Mapping[str, int]
     bad_records: tuple[str, ...] = field(default=())
 
+    @property
+    def name(self) -> str:
+        """Stem of the part's files."""
+        return part_name(self.task, self.part)
+
     def to_json(self) -> bytes:
         """One JSON object."""
-        plain = asdict(self)
+        plain = {item.name: getattr(self, item.name) for item in fields(self)}
         plain["splits"] = {name: _split_to_plain(split) for name, split in self.splits.items()}
         return json.dumps(plain, sort_keys=True).encode()
 
@@ -51,7 +66,10 @@ class Receipt:
         """The inverse of `to_json`."""
         plain = json.loads(data)
         return cls(
+            task=plain["task"],
             part=plain["part"],
+            read=plain["read"],
+            is_last=plain["is_last"],
             splits={name: _split_from_plain(split) for name, split in plain["splits"].items()},
             sources={
                 int(file): (counts[0], counts[1]) for file, counts in plain["sources"].items()
@@ -64,7 +82,7 @@ class Receipt:
 
 def _split_to_plain(split: SplitReceipt) -> dict[str, Any]:
     tail = base64.b64encode(np.ascontiguousarray(split.tail, dtype="<u4").tobytes()).decode()
-    plain = {key: getattr(split, key) for key in ("documents", "tokens", "text_bytes")}
+    plain = {key: getattr(split, key) for key in ("documents", "tokens", "text_bytes", "padding")}
     return {**plain, "entries": list(split.entries), "rows": split.rows.to_plain(), "tail": tail}
 
 
@@ -76,4 +94,5 @@ def _split_from_plain(plain: dict[str, Any]) -> SplitReceipt:
         documents=plain["documents"],
         tokens=plain["tokens"],
         text_bytes=plain["text_bytes"],
+        padding=plain["padding"],
     )

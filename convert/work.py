@@ -1,205 +1,158 @@
-"""One part, from text to shards. In: a `Job` and a `Part`. Out: files in the output and a `Receipt`, written last.
+"""One task, from text to shards. In: a `Job` and a `Task`. Out: files and, last, a receipt a part.
 
-A function of its arguments: no state passes from one part to the next, so any worker may do any part, in any order, or
-twice. Does not schedule.
+A function of its arguments: nothing passes from one task to the next, so any worker may do any
+task, in any order, or twice. Does not schedule.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+import heapq
+from collections.abc import Callable, Iterator, Mapping
+from itertools import chain, islice
 
-import numpy as np
-from numpy.typing import NDArray
+from convert.document import BadRecords, Document
+from convert.encode import TokenizersEncoder, make_encoder, special_pattern
+from convert.encoder_check import guard_part
+from convert.job import Job, TextRules, id_hash
+from convert.part_result import PartResult, receipt_key
+from convert.parts import Task
+from convert.readers import read_task
+from convert.receipts import Receipt
 
-from convert.content import RowsHash, hash_rows
-from convert.documents import Pieces, parquet_bytes
-from convert.encode import ByteEncoder, Encoder, TokenizersEncoder
-from convert.job import STAGING, Job
-from convert.pack import Rows, with_borders
-from convert.parts import Part
-from convert.readers import BadRecords, Document, read_part
-from convert.receipts import Receipt, SplitReceipt
-from convert.shards import encode_shard
+BATCH_CHARACTERS = 2 << 20
 
-BATCH_CHARACTERS = 4 << 20
+Report = Callable[[int, int, int], None]
+"""Called with (input bytes, documents, tokens) that were just finished."""
 
 
 class Worker:
-    """Converts parts of one job; holds the loaded tokenizer."""
+    """Converts tasks of one job; holds the loaded tokenizers."""
 
-    def __init__(self, job: Job) -> None:
-        """Load the encoder once."""
-        self._job = job
-        self._encoder = make_encoder(job)
-
-    def convert(self, part: Part) -> Receipt:
-        """Read, encode, pack and write a part; its receipt is the last thing written."""
-        result = _PartResult(self._job, part)
-        bad = BadRecords(skip=self._job.skip_bad_records)
-        documents = read_part(part, self._job.files, self._job.reading, bad)
-        for batch in _batches(self._kept(documents, result)):
-            for split, chosen in _by_split(batch, self._job).items():
-                result.add(split, chosen, self._encoder)
-        receipt = result.finish(bad)
-        self._job.place.write(receipt_key(part), receipt.to_json())
-        return receipt
-
-    def _kept(self, documents: Iterator[Document], result: _PartResult) -> Iterator[Document]:
-        rules = self._job.text
-        for document in documents:
-            size = len(document.text or "")
-            whole = document.begins and document.ends
-            if size == 0:
-                result.count("empty")
-            elif whole and size < rules.min_chars:
-                result.count("too_short")
-            elif whole and rules.max_chars is not None and size > rules.max_chars:
-                result.count("too_long")
-            else:
-                yield document
-
-
-def receipt_key(part: Part) -> str:
-    """Where a part's receipt lies."""
-    return f"{STAGING}/{part.name}.json"
-
-
-def pieces_key(part_name: str, split: str) -> str:
-    """Where a part's provenance lies until the dataset is published."""
-    return f"{STAGING}/{part_name}.{split}.parquet"
-
-
-def make_encoder(job: Job) -> Encoder:
-    """The encoder that the job's check has chosen."""
-    if job.encoder == "bytes":
-        return ByteEncoder()
-    return TokenizersEncoder(job.vocabulary, job.text.special_in_text)
-
-
-@dataclass
-class _SplitResult:
-    rows: Rows
-    pieces: Pieces = field(default_factory=Pieces)
-    entries: list[Any] = field(default_factory=list)
-    hash: RowsHash = field(default_factory=RowsHash)
-    documents: int = 0
-    tokens: int = 0
-    text_bytes: int = 0
-
-
-class _PartResult:
-    """Gathers one part's output by split and writes each shard when it is full."""
-
-    def __init__(self, job: Job, part: Part) -> None:
-        self._job, self._part = job, part
-        self._splits: dict[str, _SplitResult] = {}
-        self._sources: dict[int, list[int]] = {}
-        self._tallies: dict[str, int] = {}
-        self._files: dict[str, int] = {}
-
-    def count(self, what: str, number: int = 1) -> None:
-        """Add to a tally."""
-        self._tallies[what] = self._tallies.get(what, 0) + number
-
-    def add(self, split: str, documents: Sequence[Document], encoder: Encoder) -> None:
-        """Encode documents of one split and append their ids."""
-        result = self._split(split)
-        texts = [document.text or "" for document in documents]
-        ids, lengths = encoder.encode(texts)
-        framed, sizes = self._frame(ids, lengths, documents)
-        result.text_bytes += sum(
-            len(text) if text.isascii() else len(text.encode()) for text in texts
+    def __init__(self, job: Job, report: Report = lambda _size, _documents, _tokens: None) -> None:
+        """Load what every task needs."""
+        self.job = job
+        self._report = report
+        special = job.text.special_in_text
+        self._encoder = make_encoder(job.encoder, job.vocabulary, special)
+        self._exact = (
+            TokenizersEncoder(job.vocabulary, special) if job.encoder == "gigatoken" else None
         )
-        result.documents += sum(document.begins for document in documents)
-        result.tokens += len(framed)
-        result.pieces.add(documents, sizes)
-        for document, size in zip(documents, sizes.tolist(), strict=True):
-            counts = self._sources.setdefault(document.file, [0, 0])
-            counts[0] += document.begins
-            counts[1] += size
-        for rows in result.rows.add(framed):
-            self._write_shard(split, result, rows)
+        self._specials = special_pattern(job.vocabulary)
 
-    def finish(self, bad: BadRecords) -> Receipt:
-        """Write the last shards and the provenance."""
-        if bad.count:
-            self.count("bad_records", bad.count)
-        splits = {}
-        for name, result in sorted(self._splits.items()):
-            rows, tail = result.rows.finish()
-            if len(rows):
-                self._write_shard(name, result, rows)
-            self._write_pieces(name, result)
-            splits[name] = SplitReceipt(
-                entries=tuple(result.entries),
-                rows=result.hash,
-                tail=tail,
-                documents=result.documents,
-                tokens=result.tokens,
-                text_bytes=result.text_bytes,
-            )
-        return Receipt(
-            part=self._part.index,
-            splits=splits,
-            sources={file: (counts[0], counts[1]) for file, counts in self._sources.items()},
-            tallies=self._tallies,
-            files=self._files,
-            bad_records=tuple(bad.shown),
-        )
+    def convert(self, task: Task, done: Mapping[int, Receipt]) -> list[Receipt]:
+        """All parts of a task; those in `done` are passed over. Receipts of the others."""
+        bad = BadRecords(skip=self.job.skip_bad_records)
+        documents = _Ahead(read_task(task, self.job.files, self.job.reading, bad))
+        receipts: list[Receipt] = []
+        part = _pass_over(documents, done)
+        is_last = part > 0 and done[part - 1].is_last
+        while not is_last:
+            bad.clear()
+            result = PartResult(self.job, task.index, part)
+            self._convert_part(result, documents, self.job.part_bytes if task.is_chain else None)
+            is_last = documents.is_empty()
+            receipt = result.finish(bad, is_last=is_last)
+            self.job.store.write(receipt_key(receipt.name), receipt.to_json())
+            self._tell(task, receipt)
+            receipts.append(receipt)
+            part += 1
+        return receipts
 
-    def _split(self, name: str) -> _SplitResult:
-        if name not in self._splits:
-            form = self._job.shards
-            rows = Rows(form.row_ids, form.rows_per_shard, self._job.vocabulary.numpy_dtype)
-            self._splits[name] = _SplitResult(rows=rows)
-        return self._splits[name]
+    def smallest_hashes(self, task: Task, number: int) -> list[int]:
+        """The `number` smallest hashes of the ids of documents that are kept."""
+        bad = BadRecords(skip=self.job.skip_bad_records)
+        documents = read_task(task, self.job.files, self.job.reading, bad)
+        rules = self.job.text
+        kept = (item for item in documents if left_out(item, rules) is None and item.begins)
+        return heapq.nsmallest(number, (id_hash(document.id) for document in kept))
 
-    def _frame(
-        self, ids: NDArray[Any], lengths: NDArray[np.int64], documents: Sequence[Document]
-    ) -> tuple[NDArray[Any], NDArray[np.int64]]:
-        eos, bos = self._job.vocabulary.eos_id, self._job.vocabulary.bos_id
-        count = len(documents)
-        begins = np.fromiter((document.begins for document in documents), bool, count)
-        ends = np.fromiter((document.ends for document in documents), bool, count)
-        before = np.where(begins, -1 if bos is None else bos, -1)
-        after = np.where(ends, -1 if eos is None else eos, -1)
-        wide = ids.astype(self._job.vocabulary.numpy_dtype, copy=False)
-        return with_borders(wide, lengths, before=before, after=after), lengths + (before >= 0) + (
-            after >= 0
-        )
+    def _convert_part(
+        self, result: PartResult, documents: Iterator[Document], limit: int | None
+    ) -> None:
+        is_guarded = False
+        for batch in _batches(documents, limit):
+            result.read += len(batch)
+            kept = [item for item in batch if not self._leave_out(item, result)]
+            if kept and self._exact is not None and not is_guarded:
+                guard_part(self._encoder, self._exact, kept[0].text or "", kept[0].id)
+                is_guarded = True
+            if self._specials is not None:
+                for document in kept:
+                    found = self._specials.findall(document.text or "")
+                    if found:
+                        result.count("special_strings", len(found))
+            result.add(kept, self._encoder)
 
-    def _write_shard(self, split: str, result: _SplitResult, rows: NDArray[Any]) -> None:
-        shard = encode_shard(rows, self._job.shards, f"{self._part.name}-{len(result.entries):03}")
-        self._write(f"{split}/{shard.name}", shard.data)
-        result.entries.append(shard.entry)
-        result.hash = result.hash.then(hash_rows(rows))
+    def _leave_out(self, document: Document, result: PartResult) -> bool:
+        why = left_out(document, self.job.text)
+        if why is not None:
+            result.count(why)
+        return why is not None
 
-    def _write_pieces(self, split: str, result: _SplitResult) -> None:
-        table = result.pieces.table([file.label for file in self._job.files])
-        self._write(pieces_key(self._part.name, split), parquet_bytes(table))
-
-    def _write(self, key: str, data: bytes) -> None:
-        self._job.place.write(key, data)
-        self._files[key] = len(data)
+    def _tell(self, task: Task, receipt: Receipt) -> None:
+        size = task.size if receipt.is_last else 0
+        splits = receipt.splits.values()
+        documents = sum(split.documents for split in splits)
+        self._report(size, documents, sum(split.tokens for split in splits))
 
 
-def _batches(documents: Iterator[Document]) -> Iterator[list[Document]]:
+def left_out(document: Document, rules: TextRules) -> str | None:
+    """Why a document is left out, or None. Pieces of a cut text are only tested for emptiness."""
+    size = len(document.text or "")
+    if size == 0:
+        return "empty"
+    if not (document.begins and document.ends):
+        return None
+    if size < rules.min_chars:
+        return "too_short"
+    if rules.max_chars is not None and size > rules.max_chars:
+        return "too_long"
+    return None
+
+
+class _Ahead(Iterator[Document]):
+    """Documents that can be asked whether there are more."""
+
+    def __init__(self, documents: Iterator[Document]) -> None:
+        self._documents = documents
+
+    def __next__(self) -> Document:
+        return next(self._documents)
+
+    def is_empty(self) -> bool:
+        """Reads one document ahead."""
+        following = next(self._documents, None)
+        if following is None:
+            return True
+        self._documents = chain((following,), self._documents)
+        return False
+
+
+def _pass_over(documents: _Ahead, done: Mapping[int, Receipt]) -> int:
+    """Read past the parts that are done; the number of the first that is not."""
+    part = 0
+    while part in done:
+        if done[part].is_last:
+            return part + 1
+        next(islice(documents, done[part].read - 1, done[part].read), None)
+        documents.is_empty()  # as when the part was made: bad records up to here are its own
+        part += 1
+    return part
+
+
+def _batches(documents: Iterator[Document], limit: int | None) -> Iterator[list[Document]]:
+    """Lists of documents of bounded size; stops behind the document that reaches `limit` characters."""
     batch: list[Document] = []
-    size = 0
+    size = total = 0
     for document in documents:
         batch.append(document)
         size += len(document.text or "")
-        if size >= BATCH_CHARACTERS:
+        total += len(document.text or "")
+        is_full = limit is not None and total >= limit
+        if size >= BATCH_CHARACTERS or is_full:
             yield batch
             batch, size = [], 0
+        if is_full:
+            return
     if batch:
         yield batch
-
-
-def _by_split(batch: Sequence[Document], job: Job) -> dict[str, list[Document]]:
-    chosen: dict[str, list[Document]] = {}
-    for document in batch:
-        chosen.setdefault(document.split or job.validation.split(document.id), []).append(document)
-    return chosen

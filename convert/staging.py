@@ -1,0 +1,159 @@
+"""The output while it is being made. In: a store and the job's identity. Out: what was done before.
+
+`OUT/.convert/` holds `job.json` (what the job is), receipts and provenance of parts. A dataset is
+never mixed: an output that belongs to another job is refused with the differences, or replaced.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from convert.job import STAGING
+from convert.receipts import Receipt
+from stream_pretrain.errors import ConfigError, DataError, OwnerError, StorageError
+from stream_pretrain.schema import CARD_NAME, INDEX_NAME, Card
+from stream_pretrain.storage.store import Store
+
+JOB_KEY = f"{STAGING}/job.json"
+LOCK_KEY = f"{STAGING}/lock"
+RECEIPTS = f"{STAGING}/receipts"
+READERS_AT_ONCE = 16
+SHOWN_DIFFERENCES = 12
+
+
+@dataclass(frozen=True, kw_only=True)
+class Before:
+    """What lies in the output: the card of a finished dataset, or receipts by task and part."""
+
+    card: Card | None
+    receipts: Mapping[int, Mapping[int, Receipt]]
+
+
+def claim(store: Store, identity: Mapping[str, Any], *, overwrite: bool) -> Before:
+    """Make the output this job's; `ConfigError` where it belongs to another."""
+    if overwrite:
+        clear(store)
+    card = _card(store)
+    if card is not None:
+        _check_same(store, card.notes.get("job", {}), identity, "a dataset")
+        return Before(card=card, receipts={})
+    claimed = _read_json(store, JOB_KEY)
+    if claimed is not None:
+        _check_same(store, claimed, identity, "a conversion that was stopped")
+        return Before(card=None, receipts=_receipts(store))
+    if any(not info.key.startswith(f"{STAGING}/") for info in store.list()):
+        raise ConfigError(
+            f"--out {store.location}: holds files and no dataset. Choose an empty directory."
+        )
+    store.write(JOB_KEY, json.dumps(identity, sort_keys=True, indent=1).encode())
+    return Before(card=None, receipts={})
+
+
+def clear(store: Store) -> None:
+    """Remove a dataset, or what a stopped conversion left; nothing else is ever removed."""
+    names = {info.key for info in store.list()} - {LOCK_KEY}
+    if names and CARD_NAME not in names and JOB_KEY not in names:
+        raise ConfigError(
+            f"--out {store.location}: holds files and no dataset, so --overwrite leaves it alone. "
+            "Choose an empty directory."
+        )
+    last_first = [CARD_NAME, *(key for key in sorted(names) if key.endswith(INDEX_NAME))]
+    for key in last_first:
+        if key in names:
+            store.delete(key)
+    for key in sorted(names - set(last_first) - {JOB_KEY}):
+        store.delete(key)
+    store.delete(JOB_KEY)
+
+
+def check_files(store: Store, receipts: Sequence[Receipt]) -> None:
+    """Every file that a receipt names must be there in its size."""
+    sizes = {info.key: info.size for info in store.list()}
+    for receipt in receipts:
+        for key, size in receipt.files.items():
+            if sizes.get(key) != size:
+                found = f"{sizes[key]} bytes" if key in sizes else "absent"
+                raise DataError(
+                    f"{store.url(key)}: {found}, its receipt says {size} bytes. Start again with "
+                    "--overwrite."
+                )
+
+
+@contextmanager
+def owned(store: Store) -> Iterator[None]:
+    """Hold a local output against a second converter; buckets have no such lock.
+
+    Two converters of one job in one bucket write the same bytes; another job is refused by name.
+    """
+    if not store.is_local:
+        yield
+        return
+    (store.path / STAGING).mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(store.path / LOCK_KEY, os.O_RDWR | os.O_CREAT)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise OwnerError(
+                f"{store.location}: another convert-mds writes to it. Wait for it, or stop it."
+            ) from error
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _card(store: Store) -> Card | None:
+    try:
+        return Card.from_json(store.read(CARD_NAME), store.url(CARD_NAME))
+    except StorageError as error:
+        if error.reason == "absent":
+            return None
+        raise
+
+
+def _read_json(store: Store, key: str) -> dict[str, Any] | None:
+    if store.head(key) is None:
+        return None
+    plain: dict[str, Any] = json.loads(store.read(key))
+    return plain
+
+
+def _receipts(store: Store) -> dict[int, dict[int, Receipt]]:
+    keys = [info.key for info in store.list(RECEIPTS)]
+    with ThreadPoolExecutor(READERS_AT_ONCE) as pool:
+        receipts = list(pool.map(lambda key: Receipt.from_json(store.read(key)), keys))
+    by_task: dict[int, dict[int, Receipt]] = {}
+    for receipt in receipts:
+        by_task.setdefault(receipt.task, {})[receipt.part] = receipt
+    return by_task
+
+
+def _check_same(
+    store: Store, found: Mapping[str, Any], wanted: Mapping[str, Any], what: str
+) -> None:
+    differences = list(_differences(found, wanted, ""))
+    if not differences:
+        return
+    lines = "\n".join(f"  - {line}" for line in differences[:SHOWN_DIFFERENCES])
+    more = len(differences) - SHOWN_DIFFERENCES
+    rest = f"\n  - and {more} more" if more > 0 else ""
+    raise ConfigError(
+        f"--out {store.location}: holds {what} made otherwise; nothing was changed.\n{lines}{rest}\n"
+        "Choose another directory, give the same settings, or replace it with --overwrite."
+    )
+
+
+def _differences(found: Any, wanted: Any, path: str) -> Iterator[str]:
+    if isinstance(found, dict) and isinstance(wanted, dict):
+        for key in sorted({*found, *wanted}):
+            below = f"{path}.{key}" if path else key
+            yield from _differences(found.get(key), wanted.get(key), below)
+    elif found != wanted:
+        yield f"{path}: {json.dumps(found)} there, {json.dumps(wanted)} now"

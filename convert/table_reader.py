@@ -1,0 +1,156 @@
+"""CSV, Parquet and Arrow -> documents. In: a file. Out: `Document`s in file order.
+
+Positions are rows from 0. Read from front to back, a batch of rows at a time.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Callable, Iterator
+from typing import Any, BinaryIO
+
+import pyarrow as pa
+
+from convert.document import BadRecord, BadRecords, Document, Reading, checked_text, look_up
+from convert.inputs import InputFile
+from convert.lines import read_blocks
+from convert.opened import open_input
+from convert.parts import Span
+from convert.text_reader import tail_cut
+from stream_pretrain.errors import DataError
+
+ROWS_AT_ONCE = 1024
+LONGEST_FIELD = 1 << 30
+
+
+def read_csv(span: Span, file: InputFile, how: Reading, bad: BadRecords) -> Iterator[Document]:
+    """The first line names the columns; a quoted field may hold line breaks."""
+    tail_cut(file, how)
+    csv.field_size_limit(LONGEST_FIELD)
+    with open_input(file, how.storage) as opened:
+        rows = csv.reader(_decoded_lines(opened, file), strict=True)
+        header = _next_row(rows, file)
+        if header is None:
+            return
+        _check_columns(header, file, how)
+        row = 0
+        while (fields := _next_row(rows, file)) is not None:
+            try:
+                if len(fields) != len(header):
+                    raise BadRecord(
+                        f"{len(fields)} fields, the header has {len(header)}. Mend the line."
+                    )
+                record = dict(zip(header, fields, strict=True))
+                yield _document(record, row, span.file, file, how)
+            except BadRecord as error:
+                bad.add(f"{file.path}, line {rows.line_num}", error)
+            row += 1
+
+
+def _next_row(rows: Any, file: InputFile) -> list[str] | None:
+    try:
+        while (row := next(rows, None)) == []:
+            pass
+    except csv.Error as error:
+        raise DataError(
+            f"{file.path}, line {rows.line_num}: malformed CSV ({error}). Nothing was published. "
+            "Mend the file."
+        ) from error
+    return row
+
+
+def _decoded_lines(opened: BinaryIO, file: InputFile) -> Iterator[str]:
+    number = 0
+    for _, block in read_blocks(opened, 0, None):
+        for line in block.splitlines(keepends=True) if b"\n" in block else [block]:
+            number += 1
+            try:
+                yield line.decode("utf-8-sig" if number == 1 else "utf-8")
+            except UnicodeDecodeError as error:
+                raise DataError(
+                    f"{file.path}, line {number}: invalid UTF-8 (byte "
+                    f"0x{line[error.start]:02x}). Nothing was published. Convert it to UTF-8."
+                ) from error
+
+
+def read_parquet(span: Span, file: InputFile, how: Reading, bad: BadRecords) -> Iterator[Document]:
+    """One document a row; only the columns that are needed are read."""
+    import pyarrow.parquet as pq
+
+    def batches(opened: BinaryIO) -> Iterator[Any]:
+        table = pq.ParquetFile(opened)
+        names = table.schema_arrow.names
+        _check_columns(names, file, how)
+        columns = [name for name in names if name in _wanted(how, names)]
+        yield from table.iter_batches(batch_size=ROWS_AT_ONCE, columns=columns)
+
+    yield from _rows(batches, span, file, how, bad)
+
+
+def read_arrow(span: Span, file: InputFile, how: Reading, bad: BadRecords) -> Iterator[Document]:
+    """Arrow IPC in either form; a directory of `datasets.save_to_disk` holds such files."""
+
+    def batches(opened: BinaryIO) -> Iterator[Any]:
+        is_file = opened.read(6) == b"ARROW1"
+        opened.seek(0)
+        if is_file:
+            table = pa.ipc.open_file(opened)
+            _check_columns(table.schema.names, file, how)
+            yield from (table.get_batch(i) for i in range(table.num_record_batches))
+        else:
+            stream = pa.ipc.open_stream(opened)
+            _check_columns(stream.schema.names, file, how)
+            yield from stream
+
+    yield from _rows(batches, span, file, how, bad)
+
+
+def _rows(
+    batches: Callable[[BinaryIO], Iterator[Any]],
+    span: Span,
+    file: InputFile,
+    how: Reading,
+    bad: BadRecords,
+) -> Iterator[Document]:
+    tail_cut(file, how)
+    row = 0
+    with open_input(file, how.storage) as opened:
+        try:
+            for batch in batches(opened):
+                names = _wanted(how, batch.schema.names)
+                columns = {name: batch.column(name).to_pylist() for name in names}
+                for place in range(batch.num_rows):
+                    record = {name: column[place] for name, column in columns.items()}
+                    try:
+                        yield _document(record, row, span.file, file, how)
+                    except BadRecord as error:
+                        bad.add(f"{file.path}, row {row}", error)
+                    row += 1
+        except (pa.ArrowException, OSError) as error:
+            raise DataError(
+                f"{file.path}: not a readable {file.format} file ({error}). Nothing was published. "
+                "Fetch the file again."
+            ) from error
+
+
+def _document(
+    record: dict[str, Any], row: int, number: int, file: InputFile, how: Reading
+) -> Document:
+    text = checked_text(look_up(record, how.text_key, "--text_key"), how.text_key)
+    known = how.id_key and str(look_up(record, how.id_key, "--id_key"))
+    return Document(known or f"{file.label}:{row}", text, number, row)
+
+
+def _wanted(how: Reading, names: list[str]) -> list[str]:
+    """The columns that hold the text and the id."""
+    keys = [key for key in (how.text_key, how.id_key) if key]
+    return sorted({key if key in names else key.split(".")[0] for key in keys} & set(names))
+
+
+def _check_columns(names: list[str], file: InputFile, how: Reading) -> None:
+    for key, flag in ((how.text_key, "--text_key"), (how.id_key, "--id_key")):
+        if key and key not in names and key.split(".")[0] not in names:
+            raise DataError(
+                f"{file.path}: no column {key!r}; the columns are "
+                f"{', '.join(map(repr, names[:20]))}. Choose another {flag}."
+            )
