@@ -81,10 +81,7 @@ def _facts(history: History) -> str:
         "step": f"{last['step']:,}",
         "tokens": format_count(last["tokens"]),
         "loss": _number(last["loss"]),
-        **{
-            f"{name} loss": _number(found[-1][1].get("loss"))
-            for name, found in _best_first(history)
-        },
+        **{f"{name} loss": _number(found[-1][1].get("loss")) for name, found in sets[:2]},
         "epoch": str(last["epoch"]),
         "tokens/s": format_count(_median(history.columns["tokens_per_second"])),
     }
