@@ -21,16 +21,16 @@ Point = tuple[float, float]
 _COLORS = 6
 
 STYLE = """
-.chart{--ink:#1f2430;--soft:#667085;--grid:#e4e7ec;--mark:#98a2b3;--c0:#2563eb;--c1:#c2410c;
+.chart{--ink:#1f2430;--soft:#667085;--grid:#e4e7ec;--mark:#98a2b3;--flag:#b42318;--c0:#2563eb;--c1:#c2410c;
 --c2:#047857;--c3:#be185d;--c4:#7c3aed;--c5:#475467;font:12px system-ui,sans-serif}
 @media (prefers-color-scheme:dark){.chart{--ink:#e6e9ef;--soft:#98a2b3;--grid:#2b303b;
---mark:#667085;--c0:#6ea8fe;--c1:#fdba74;--c2:#4ade80;--c3:#f9a8d4;--c4:#c4b5fd;--c5:#cbd5e1}}
+--mark:#667085;--flag:#f97066;--c0:#6ea8fe;--c1:#fdba74;--c2:#4ade80;--c3:#f9a8d4;--c4:#c4b5fd;--c5:#cbd5e1}}
 .chart text{fill:var(--soft)}.chart .title{fill:var(--ink);font-size:14px;font-weight:600}
 .chart .key{fill:var(--ink)}.chart .grid{stroke:var(--grid)}.chart .line{fill:none;stroke-width:1.6;
 stroke-linejoin:round}.chart .faint{opacity:.35;stroke-width:1}
 .chart .dashed{stroke-dasharray:6 4}
-.chart .mark{stroke:var(--mark);stroke-dasharray:3 3}.chart .restart{stroke:var(--c1);
-stroke-dasharray:1 3}.chart .flag{fill:var(--c1)}
+.chart .mark{stroke:var(--mark);stroke-dasharray:3 3}.chart .restart{stroke:var(--flag);
+stroke-dasharray:1 3}.chart .flag{fill:var(--flag)}
 """ + "".join(
     f".chart .s{n}{{stroke:var(--c{n})}}.chart .d{n}{{fill:var(--c{n})}}\n" for n in range(_COLORS)
 )
@@ -216,7 +216,7 @@ def _axes(frame: _Frame, size: tuple[int, int], x_label: str, y_label: str) -> s
             f'<line class="grid" x1="{frame.left}" x2="{frame.right}" y1="{y:.1f}" y2="{y:.1f}"/>'
             f'<text x="{frame.left - 6}" y="{y + 4:.1f}" text-anchor="end">{_number(value)}</text>'
         )
-    for value in ticks(frame.x_from, frame.x_to, max(2, (size[0] - _LEFT) // 90)):
+    for value in ticks(frame.x_from, frame.x_to, max(2, (size[0] - _LEFT) // 75)):
         place = f'x="{frame.x(value):.1f}" y="{frame.bottom + 16}"'
         parts.append(f'<text {place} text-anchor="middle">{_number(value)}</text>')
     middle = (frame.left + frame.right) / 2

@@ -31,7 +31,7 @@ class Ending:
 
 def ending(run: Store) -> Ending:
     """Read a local run directory's newest whole checkpoint and its metrics."""
-    tensors, state = read_model_state(run, None)
+    tensors, state = read_model_state(run)
     losses = {
         event["step"]: event["loss"]
         for event in read_events(run.path / "metrics.jsonl")

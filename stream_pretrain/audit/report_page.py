@@ -133,7 +133,14 @@ def _charts(history: History) -> list[str]:
             for name, points in history.stream_losses.items()
         ]
         charts.insert(2, _both(series, "Loss of each stream", marks, y_label="nats per token"))
-    return ["<h2>Training</h2>", *charts]
+    return ["<h2>Training</h2>", _key_to_marks(marks), *charts]
+
+
+def _key_to_marks(marks: Sequence[Mark]) -> str:
+    kinds = {mark.kind for mark in marks}
+    said = ["dashed lines: a new epoch"] if "epoch" in kinds else []
+    said += ["dotted lines and triangles: a restart"] if "restart" in kinds else []
+    return f"<p>In the charts, {'; '.join(said)}.</p>" if said else ""
 
 
 def _later(history: History, losses: Sequence[Series], marks: Sequence[Mark]) -> str:

@@ -25,7 +25,7 @@ table{border-collapse:collapse;width:100%;font-size:14px;font-variant-numeric:ta
 th,td{text-align:left;padding:5px 10px 5px 0;border-bottom:1px solid var(--edge);
 vertical-align:top}
 th{color:var(--soft);font-weight:500}td.n,th.n{text-align:right}
-td.long{overflow-wrap:anywhere;min-width:12em}
+td{white-space:nowrap}td.long{white-space:normal;overflow-wrap:anywhere;min-width:10em}
 .bar{display:flex;height:22px;border-radius:6px;overflow:hidden;background:var(--edge);
 margin:10px 0}
 .swatch{display:inline-block;width:10px;height:10px;border-radius:3px;margin-right:8px}

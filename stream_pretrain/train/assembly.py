@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from stream_pretrain.checkpoint.lease import hold_lease
+from stream_pretrain.checkpoint.lease import Lease, hold_lease
 from stream_pretrain.checkpoint.save import Checkpoints
 from stream_pretrain.checkpoint.state import TrainState
 from stream_pretrain.config.sections import Config
@@ -89,13 +90,17 @@ def assembled(prepared: Prepared) -> Iterator[Job]:
         cleanup.callback(signals.remove)
         control = Control(world)
         run = rundir.open_run(config)
-        control.leader_first(world, partial(_own, cleanup, config, run))
-        yield _job(prepared, fabric, world, control, run, signals, cleanup)
+        leases: list[Lease] = []
+        control.leader_first(world, partial(_own, cleanup, config, run, leases))
+        yield _job(prepared, fabric, world, control, run, signals, cleanup, leases)
 
 
-def _own(cleanup: contextlib.ExitStack, config: Config, run: Store) -> None:
+def _own(
+    cleanup: contextlib.ExitStack, config: Config, run: Store, leases: list[Lease]
+) -> None:
+    """Become the owner of the run directory; `leases` gets what must be confirmed before a receipt."""
     rundir.check_fresh(config, run)
-    cleanup.enter_context(hold_lease(run))
+    leases.append(cleanup.enter_context(hold_lease(run, say=print_warning)))
 
 
 def _job(
@@ -106,6 +111,7 @@ def _job(
     run: Store,
     signals: SignalFlag,
     cleanup: contextlib.ExitStack,
+    leases: Sequence[Lease],
 ) -> Job:
     config, sources = prepared.config, prepared.sources
     planned = prepared.plan.seen_from(world)
@@ -116,22 +122,11 @@ def _job(
     staging = rundir.staging_directory(config, run)
     observer = _observer(config, planned, run, staging, world)
     cleanup.callback(observer.close)
-    checkpoints = _checkpoints(prepared, network, control, run, staging, world, observer)
+    checkpoints = _checkpoints(prepared, network, control, run, staging, world, observer, leases)
     cleanup.callback(checkpoints.close)
     state, resumed = _state(config, planned, checkpoints, observer)
-    if world.is_leader and not _is_finished(planned, state):
-        rundir.write_config(config, run, {"fingerprint": state.fingerprint["digest"]})
-    observer.start(
-        step=state.step,
-        tokens=state.tokens,
-        resumed=resumed,
-        versions=rundir.versions(),
-        fingerprint=state.fingerprint["digest"],
-        world_size=world.world_size,
-        device=str(fabric.device),
-        run_id=state.run_id,
-        phase=state.phase,
-    )
+    if not _is_finished(planned, state):
+        _announce(config, run, observer, state, fabric, world, resumed=resumed)
     return Job(
         plan=planned,
         state=state,
@@ -149,6 +144,32 @@ def _job(
         deadline=Deadline(_scheduler_deadline()),
         stop_on_nonfinite=config.optimizer.on_nonfinite == "stop",
         save_every_s=config.checkpoint.every_time,
+    )
+
+
+def _announce(
+    config: Config,
+    run: Store,
+    observer: Observer,
+    state: TrainState,
+    fabric: Fabric,
+    world: World,
+    *,
+    resumed: bool,
+) -> None:
+    """Write down that a process begins, and with what. A finished run that is started again writes nothing."""
+    if world.is_leader:
+        rundir.write_config(config, run, {"fingerprint": state.fingerprint["digest"]})
+    observer.start(
+        step=state.step,
+        tokens=state.tokens,
+        resumed=resumed,
+        versions=rundir.versions(),
+        fingerprint=state.fingerprint["digest"],
+        world_size=world.world_size,
+        device=str(fabric.device),
+        run_id=state.run_id,
+        phase=state.phase,
     )
 
 
@@ -182,6 +203,7 @@ def _checkpoints(
     staging: Path,
     world: World,
     observer: Observer,
+    leases: Sequence[Lease],
 ) -> Checkpoints:
     config = prepared.config
     extras = None
@@ -197,9 +219,24 @@ def _checkpoints(
         model=network.model,
         optimizer=network.optimizer,
         extras=extras,
-        before_receipt=partial(observer.sync, publish),
+        before_receipt=partial(_before_receipt, observer, publish, leases),
+        warn=observer.say,
         seed=config.run.seed,
     )
+
+
+def _before_receipt(
+    observer: Observer, publish: Callable[[Path], None] | None, leases: Sequence[Lease]
+) -> None:
+    """Metrics are safe, and the run is still ours: only then may a checkpoint exist."""
+    observer.sync(publish)
+    for lease in leases:
+        lease.confirm()
+
+
+def print_warning(message: str) -> None:
+    """A line on stderr, before there is an observer."""
+    print(message, file=sys.stderr, flush=True)
 
 
 def _upload_metrics(run: Store, path: Path) -> None:

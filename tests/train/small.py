@@ -24,6 +24,7 @@ def fit_arguments(dataset: Path, run: Path, **changes: object) -> list[str]:
         },
         "data.train": [{"local": str(dataset)}],
         "data.workers": 0,
+        "data.cache.dir": run.parent / "cache",
         "batch.global_size": 8,
         "batch.micro_size": 4,
         "stop.max_epochs": 3,
