@@ -1,4 +1,4 @@
-"""`convert-mds build`. In: settings. Out: a dataset and its card. The order of the work, as verbs."""
+"""`convert-mds build`. In: settings. Out: a dataset and its card. Here is the order of the work."""
 
 from __future__ import annotations
 
@@ -56,7 +56,9 @@ def build(config: BuildConfig, *, progress: Mode = "off") -> Built:
             job, choice = choose(config, job, tasks, engine)
             receipts, hashes = run(job, tasks, before, engine, progress)
             check_files(job.store, receipts)
-            card = publish(job, config, receipts, hashes, {"encoder": asdict(choice), "job": identity})
+            card = publish(
+                job, config, receipts, hashes, {"encoder": asdict(choice), "job": identity}
+            )
     return Built(card=card, was_there=False)
 
 
@@ -77,7 +79,9 @@ def prepare(config: BuildConfig) -> Job:
     validation = parse_validation(config.validation)
     vocabulary = load_vocabulary(config.tokenizer, eos=config.eos, bos=config.bos)
     if config.packing == "best_fit" and vocabulary.eos_id is None:
-        raise ConfigError("--packing best_fit: pads with end-of-text, and --eos is none. Set --eos.")
+        raise ConfigError(
+            "--packing best_fit: pads with end-of-text, and --eos is none. Set --eos."
+        )
     files = tuple(find_inputs(config.input, form=config.format, storage=config.storage))
     form = ShardFormat(
         seq_len=config.seq_len,
@@ -127,7 +131,7 @@ def identify(config: BuildConfig, job: Job) -> dict[str, Any]:
 def choose(
     config: BuildConfig, job: Job, tasks: Sequence[Task], engine: Engine
 ) -> tuple[Job, Choice]:
-    """Settle what only the documents tell: the encoder, and the threshold of a validation number."""
+    """Settle what only the documents tell: encoder, and threshold of a validation number."""
     texts = () if any(file.is_stdin for file in job.files) else _texts(job, tasks)
     choice = choose_encoder(config.encoder, job.vocabulary, config.special_in_text, texts)
     job = replace(job, encoder=choice.name)
@@ -149,8 +153,8 @@ def find_threshold(job: Job, tasks: Sequence[Task], engine: Engine) -> Validatio
     smallest = heapq.nsmallest(number + 1, found)
     if len(smallest) <= number:
         raise ConfigError(
-            f"--validation {number}: the input has {len(smallest)} documents, so none would be left "
-            "to train on. Give a smaller number."
+            f"--validation {number}: the input has {len(smallest)} documents, so none would be "
+            "left to train on. Give a smaller number."
         )
     return Validation(number=number, below=smallest[number])
 
@@ -170,7 +174,9 @@ def run(
         if not any(receipt.is_last for receipt in done.values()):
             calls.append(Call(kind="convert", task=task, done=done))
     hashes: dict[int, str] = {}
-    with Progress("convert", total=sum(task.size for task in tasks), unit="bytes", mode=progress) as bar:
+    with Progress(
+        "convert", total=sum(task.size for task in tasks), unit="bytes", mode=progress
+    ) as bar:
         bar.start_from(_size_done(tasks, before))
         if receipts:
             bar.say(f"{len(receipts)} finished parts are kept")

@@ -1,7 +1,9 @@
-"""The built-in `byte` tokenizer. In: nothing. Out: `tokenizer.json` and `tokenizer_config.json`. Does not encode.
+"""The built-in `byte` tokenizer. In: nothing. Out: `tokenizer.json` and `tokenizer_config.json`.
+Does not encode.
 
-256 tokens, one per byte value with that value as its id, and end-of-text as id 256. It is a real `tokenizer.json`: a
-byte-level BPE without merges, so `tokenizers`, `transformers` and LitGPT load it like any other.
+256 tokens, one per byte value with that value as its id, and end-of-text as id 256. It is a real
+`tokenizer.json`: a byte-level BPE without merges, so `tokenizers`, `transformers` and LitGPT load
+it like any other.
 """
 
 from __future__ import annotations
@@ -13,7 +15,8 @@ END_OF_TEXT_ID = 256
 
 
 def byte_characters() -> list[str]:
-    """The character by which byte-level BPE writes each byte value: printable Latin-1 as it is, the rest from U+0100."""
+    """The character by which byte-level BPE writes each byte value: printable Latin-1 as it is, the
+    rest from U+0100."""
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     spare = iter(range(0x100, 0x200))
     return [chr(value) if value in printable else chr(next(spare)) for value in range(256)]
@@ -24,7 +27,7 @@ def byte_tokenizer_files() -> dict[str, bytes]:
     vocabulary = {character: value for value, character in enumerate(byte_characters())}
     vocabulary[END_OF_TEXT] = END_OF_TEXT_ID
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
-    tokenizer = {
+    tokenizer: dict[str, object] = {
         "version": "1.0",
         "truncation": None,
         "padding": None,
@@ -57,7 +60,8 @@ def end_of_text_token(token_id: int) -> dict[str, object]:
 
 
 def tokenizer_config() -> bytes:
-    """`tokenizer_config.json` for `transformers` and LitGPT: which class, and which token ends a text."""
+    """`tokenizer_config.json` for `transformers` and LitGPT: which class, and which token ends a
+    text."""
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "eos_token": END_OF_TEXT,

@@ -78,9 +78,7 @@ def _build(words: list[str]) -> int:
     from convert.config import BuildConfig, BuildOptions
     from stream_pretrain.config.load import load_config
 
-    loaded = load_config(
-        words, model=BuildConfig, program=f"{PROGRAM} build", options=BuildOptions
-    )
+    loaded = load_config(words, model=BuildConfig, program=f"{PROGRAM} build", options=BuildOptions)
     options = loaded.options
     assert isinstance(options, BuildOptions)
     if loaded.print_config:
@@ -152,7 +150,7 @@ def _inspect(words: list[str]) -> int:
     )
     options = loaded.options
     assert isinstance(options, InspectOptions)
-    from convert.inspect import inspect
+    from convert.overview import inspect
     from stream_pretrain.storage.store import open_store
 
     view = inspect(

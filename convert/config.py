@@ -1,4 +1,4 @@
-"""What `convert-mds` may be told. In: flags or YAML. Out: frozen settings. Does not look at files."""
+"""What `convert-mds` may be told. In: flags or YAML. Out: frozen settings. Looks at no files."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ class BuildConfig(Settings):
     """One conversion."""
 
     input: Annotated[tuple[str, ...], Field(min_length=1, strict=False)]
-    """File, directory, glob, URL or `-`; `NAME=PATH` names a source. May be given more than once."""
+    """File, directory, glob, URL or `-`; `NAME=PATH` names a source. May be given more than once.
+    """
 
     out: Location
     """Directory or URL of the dataset."""
@@ -63,8 +64,8 @@ class BuildConfig(Settings):
     """What a malformed record does."""
 
     packing: Literal["flow", "best_fit"] = "flow"
-    """`flow`: documents run on across samples; `best_fit`: kept whole where they fit, at the cost of
-    padding."""
+    """`flow`: documents run on across samples; `best_fit`: kept whole where they fit, at the cost
+    of padding."""
 
     part_size: ByteSize | None = None
     """Input bytes in a unit of work; null: a sixteenth of the input, 4 to 64 MiB."""
@@ -76,7 +77,8 @@ class BuildConfig(Settings):
     """`zstd`, `zstd:LEVEL` or `none`."""
 
     encoder: Literal["auto", "gigatoken", "tokenizers"] = "auto"
-    """Which library encodes; the ids are the same. `auto`: the fast one where a check shows that."""
+    """Which library encodes; the ids are the same. `auto`: the fast one where a check shows that.
+    """
 
     workers: PositiveCount | None = None
     """Processes; null: one a processor. The output does not depend on it."""

@@ -1,8 +1,10 @@
-"""The content hash: what a dataset holds, whatever made it. In: token rows in order. Out: 32 hex digits.
+"""The content hash: what a dataset holds, whatever made it. In: token rows in order. Out: 32 hex
+digits.
 
-A row's hash is XXH3-128 of its ids as little-endian uint32, taken as two 64-bit lanes. A lane of a sequence of rows is
-the polynomial `sum(h_i * P**(n - 1 - i))` modulo 2**64, so the hash of two sequences joined follows from theirs: parts
-hash their rows apart, in any process, and the border between parts or shards leaves no trace.
+A row's hash is XXH3-128 of its ids as little-endian uint32, taken as two 64-bit lanes. A lane of a
+sequence of rows is the polynomial `sum(h_i * P**(n - 1 - i))` modulo 2**64, so the hash of two
+sequences joined follows from theirs: parts hash their rows apart, in any process, and the border
+between parts or shards leaves no trace.
 """
 
 from __future__ import annotations
@@ -63,7 +65,7 @@ def content_hash(splits: Mapping[str, RowsHash], seq_len: int) -> str:
 
 
 def _hash_block(rows: NDArray[Any]) -> RowsHash:
-    data = memoryview(np.ascontiguousarray(rows, dtype="<u4")).cast("B")
+    data = memoryview(np.ascontiguousarray(rows, dtype="<u4").tobytes())
     step = 4 * rows.shape[1]
     digests = b"".join(
         xxhash.xxh3_128_digest(data[at : at + step]) for at in range(0, len(data), step)

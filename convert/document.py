@@ -43,7 +43,7 @@ class Reading:
     storage: StorageConfig = field(default_factory=StorageConfig)
 
 
-class BadRecord(ValueError):
+class BadRecordError(ValueError):
     """A record that gives no text: what was found and what to do. Its reader adds the place."""
 
 
@@ -54,14 +54,13 @@ class BadRecords:
     skip: bool = False
     count: int = 0
     shown: list[str] = field(default_factory=list)
-    shown: list[str] = field(default_factory=list)
 
     def clear(self) -> None:
         """Begin to count anew."""
         self.count = 0
         self.shown = []
 
-    def add(self, place: str, error: BadRecord) -> None:
+    def add(self, place: str, error: BadRecordError) -> None:
         """Raise `DataError`, or count."""
         if not self.skip:
             raise DataError(
@@ -81,26 +80,28 @@ def look_up(record: Any, path: str, flag: str) -> Any:
     for key in path.split("."):
         if not isinstance(value, dict):
             kind = type(value).__name__
-            raise BadRecord(f"no key {path!r}: there is a {kind} there. Choose another {flag}.")
+            raise BadRecordError(
+                f"no key {path!r}: there is a {kind} there. Choose another {flag}."
+            )
         if key not in value:
             there = ", ".join(map(repr, list(value)[:12])) or "none"
-            raise BadRecord(f"no key {path!r}; the keys are {there}. Choose another {flag}.")
+            raise BadRecordError(f"no key {path!r}; the keys are {there}. Choose another {flag}.")
         value = value[key]
     return value
 
 
 def checked_text(value: Any, key: str) -> str | None:
-    """A record's text; `BadRecord` where it is no text or no encoding can hold it."""
+    """A record's text; `BadRecordError` where it is no text or no encoding can hold it."""
     if value is None:
         return None
     if not isinstance(value, str):
         kind = type(value).__name__
-        raise BadRecord(f"{key!r} holds a {kind}, not text. Choose another --text_key.")
+        raise BadRecordError(f"{key!r} holds a {kind}, not text. Choose another --text_key.")
     if not value.isascii():
         try:
             value.encode()
         except UnicodeEncodeError as error:
-            raise BadRecord(
+            raise BadRecordError(
                 f"half a surrogate pair (U+{ord(value[error.start]):04X}) at character "
                 f"{error.start + 1} of the text. Mend the record."
             ) from error

@@ -81,7 +81,9 @@ def window(table: pa.Table, begin: int, end: int, base: int) -> pa.Table:
     }
     for name, values in changed.items():
         place = SCHEMA.get_field_index(name)
-        part = part.set_column(place, SCHEMA.field(place), pa.array(values, SCHEMA.field(place).type))
+        part = part.set_column(
+            place, SCHEMA.field(place), pa.array(values, SCHEMA.field(place).type)
+        )
     return part
 
 

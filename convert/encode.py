@@ -16,7 +16,8 @@ from typing import Any, Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from convert.vocabulary import TOKENIZER_FILE, Vocabulary
+from convert.tokenizer_files import TOKENIZER_FILE
+from convert.vocabulary import Vocabulary
 
 Encoded = tuple[NDArray[Any], NDArray[np.int64]]
 EncoderName = Literal["bytes", "gigatoken", "tokenizers"]
@@ -86,6 +87,7 @@ class GigatokenEncoder:
             tokens = tokenizer.get("added_tokens", [])
             tokenizer["added_tokens"] = [token for token in tokens if not token.get("special")]
         self._json = json.dumps(tokenizer).encode()
+        self._encoded = self._resident = 0
         self.rebuilds = -1
         self._rebuild()
 

@@ -96,7 +96,7 @@ def find_inputs(
         )
     if not any(file.size or file.is_stdin for file in files):
         raise DataError(
-            f"--input {inputs[0]}: empty ({len(files)} file(s), 0 bytes). Name files that hold text."
+            f"--input {inputs[0]}: empty ({len(files)} file(s), 0 bytes). Name files with text."
         )
     return files
 
@@ -135,7 +135,7 @@ def _local(location: str) -> tuple[list[_Found], str | None]:
         files = [file for file in path.rglob("*") if file.is_file()]
         found = [_local_file(file, file.relative_to(path).as_posix()) for file in files]
         return _natural(found), path.resolve().name
-    matches = [path] if path.is_file() else map(Path, glob.glob(str(path), recursive=True))
+    matches = [path] if path.is_file() else map(Path, glob.glob(str(path), recursive=True))  # noqa: PTH207 - absolute patterns too
     return _natural(_local_file(file, file.name) for file in matches if file.is_file()), None
 
 

@@ -24,8 +24,8 @@ ALL_HASHES = 1 << 64
 class Validation:
     """Which documents are validation.
 
-    `tail`: that share of each file's end. `below`: those whose id's hash is below. `number`: so many
-    with the smallest hashes; a pass over the ids turns it into `below`.
+    `tail`: that share of each file's end. `below`: those whose id's hash is below. `number`: so
+    many with the smallest hashes; a pass over the ids turns it into `below`.
     """
 
     tail: Fraction = Fraction(0)

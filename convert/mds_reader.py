@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from convert.document import BadRecord, BadRecords, Document, Reading, checked_text
+from convert.document import BadRecordError, BadRecords, Document, Reading, checked_text
 from convert.inputs import InputFile
 from convert.opened import open_input
 from convert.parts import Span
@@ -38,11 +39,11 @@ def read_mds(span: Span, file: InputFile, how: Reading, bad: BadRecords) -> Iter
                 f"{file.path}: no column {key!r}; the columns are {', '.join(map(repr, names))}. "
                 f"Choose another {flag}."
             )
-    for row, (begin, end) in enumerate(zip(offsets[:-1], offsets[1:], strict=True)):
+    for row, (begin, end) in enumerate(pairwise(offsets.tolist())):
         try:
             values = sample_values(data[begin:end], columns)
             text = checked_text(values[how.text_key], how.text_key)
-        except BadRecord as error:
+        except BadRecordError as error:
             bad.add(f"{file.path}, sample {row}", error)
             continue
         known = how.id_key and str(values[how.id_key])
@@ -75,6 +76,8 @@ def sample_values(sample: bytes, columns: list[Column]) -> dict[str, Any]:
         try:
             values[name] = value.decode() if encoding == "str" else value
         except UnicodeDecodeError as error:
-            raise BadRecord(f"invalid UTF-8 in column {name!r}. Write the shard again.") from error
+            raise BadRecordError(
+                f"invalid UTF-8 in column {name!r}. Write the shard again."
+            ) from error
         place += length
     return values

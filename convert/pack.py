@@ -36,7 +36,7 @@ class Packer(Protocol):
     """Fills the rows of one split of one part."""
 
     def add(self, documents: Sequence[Document], ids: Ids, lengths: Lengths) -> Iterator[Ids]:
-        """Take documents' ids [sum of lengths]; yields every full shard [rows_per_shard, row_ids]."""
+        """Take documents' ids [sum of lengths]; yields full shards [rows_per_shard, row_ids]."""
         ...
 
     def finish(self) -> Packed:

@@ -1,4 +1,4 @@
-"""The output of one part. In: encoded documents. Out: shards, written when full, and a `Receipt`."""
+"""The output of one part. In: encoded documents. Out: shards, written when full; a `Receipt`."""
 
 from __future__ import annotations
 
@@ -93,7 +93,9 @@ class PartResult:
             part=self._part,
             read=self.read,
             is_last=is_last,
-            splits={name: self._finish(name, split) for name, split in sorted(self._splits.items())},
+            splits={
+                name: self._finish(name, split) for name, split in sorted(self._splits.items())
+            },
             sources={file: (counts[0], counts[1]) for file, counts in self._sources.items()},
             tallies=self._tallies,
             files=self._files,

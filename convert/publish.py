@@ -1,5 +1,5 @@
-"""All receipts -> a dataset. In: receipts in stream order. Out: the shards of the tails, provenance,
-tokenizer, `index.json`s and card, in that order.
+"""All receipts -> a dataset. In: receipts in stream order. Out: the shards of the tails,
+provenance, tokenizer, `index.json`s and card, in that order.
 
 `dataset.json` is the last write: a directory without it is not a dataset. Does not read text.
 """
@@ -37,7 +37,9 @@ class Published:
     padding: int = 0
 
 
-def publish_splits(job: Job, receipts: Sequence[Receipt], *, expect_validation: bool) -> Any:
+def publish_splits(
+    job: Job, receipts: Sequence[Receipt], *, expect_validation: bool
+) -> dict[str, Published]:
     """Write everything but the card; `Published` by split name."""
     names = {name for receipt in receipts for name in receipt.splits}
     names |= {TRAIN, *([VALIDATION] if expect_validation else [])}
@@ -47,8 +49,8 @@ def publish_splits(job: Job, receipts: Sequence[Receipt], *, expect_validation: 
     published = {name: split.publish() for name, split in splits.items()}
     for name, data in job.vocabulary.files.items():
         write_checked(job.store, f"{TOKENIZER_DIR}/{name}", data)
-    for name, split in published.items():
-        write_checked(job.store, f"{name}/{INDEX_NAME}", index_json(split.entries))
+    for name, done in published.items():
+        write_checked(job.store, f"{name}/{INDEX_NAME}", index_json(done.entries))
     return published
 
 

@@ -20,7 +20,7 @@ from convert.parts import part_name
 
 @dataclass(frozen=True, kw_only=True)
 class SplitReceipt:
-    """One split of one part: its shards' index entries, hash of its rows, ids that filled no row."""
+    """One split of a part: its shards' index entries, hash of its rows, ids that filled no row."""
 
     entries: tuple[Mapping[str, Any], ...]
     rows: RowsHash

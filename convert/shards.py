@@ -1,7 +1,9 @@
-"""Rows of ids -> MDS shards. In: rows [N, seq_len + 1]. Out: a shard's bytes and its `index.json` entry.
+"""Rows of ids -> MDS shards. In: rows [N, seq_len + 1]. Out: a shard's bytes and its `index.json`
+entry.
 
-Written straight from the format's definition: sample count, N + 1 offsets (uint32), the column description as JSON,
-then the rows. All rows have one length, so the offsets are arithmetic. Does not import `streaming`, does not upload.
+Written straight from the format's definition: sample count, N + 1 offsets (uint32), the column
+description as JSON, then the rows. All rows have one length, so the offsets are arithmetic. Does
+not import `streaming`, does not upload.
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ LARGEST_SHARD = (1 << 32) - 1  # offsets are uint32
 
 @dataclass(frozen=True, kw_only=True)
 class ShardFormat:
-    """What is the same for all shards of a dataset. `size_limit` bounds the bytes of rows in one shard."""
+    """What is the same for all shards of a dataset. `size_limit` bounds the bytes of rows in one
+    shard."""
 
     seq_len: int
     dtype: TokenDtype
@@ -62,7 +65,8 @@ class ShardFormat:
 
 @dataclass(frozen=True, kw_only=True)
 class Shard:
-    """One shard ready to be written: `name` is the file's, `data` its bytes, `entry` its part of `index.json`."""
+    """One shard ready to be written: `name` is the file's, `data` its bytes, `entry` its part of
+    `index.json`."""
 
     name: str
     data: bytes

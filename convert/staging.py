@@ -145,8 +145,9 @@ def _check_same(
     more = len(differences) - SHOWN_DIFFERENCES
     rest = f"\n  - and {more} more" if more > 0 else ""
     raise ConfigError(
-        f"--out {store.location}: holds {what} made otherwise; nothing was changed.\n{lines}{rest}\n"
-        "Choose another directory, give the same settings, or replace it with --overwrite."
+        f"--out {store.location}: holds {what} made otherwise; nothing was changed.\n"
+        f"{lines}{rest}\nChoose another directory, give the same settings, or replace it with "
+        "--overwrite."
     )
 
 

@@ -11,7 +11,7 @@ from typing import Any, BinaryIO
 
 import pyarrow as pa
 
-from convert.document import BadRecord, BadRecords, Document, Reading, checked_text, look_up
+from convert.document import BadRecordError, BadRecords, Document, Reading, checked_text, look_up
 from convert.inputs import InputFile
 from convert.lines import read_blocks
 from convert.opened import open_input
@@ -37,12 +37,12 @@ def read_csv(span: Span, file: InputFile, how: Reading, bad: BadRecords) -> Iter
         while (fields := _next_row(rows, file)) is not None:
             try:
                 if len(fields) != len(header):
-                    raise BadRecord(
+                    raise BadRecordError(
                         f"{len(fields)} fields, the header has {len(header)}. Mend the line."
                     )
                 record = dict(zip(header, fields, strict=True))
                 yield _document(record, row, span.file, file, how)
-            except BadRecord as error:
+            except BadRecordError as error:
                 bad.add(f"{file.path}, line {rows.line_num}", error)
             row += 1
 
@@ -123,7 +123,7 @@ def _rows(
                     record = {name: column[place] for name, column in columns.items()}
                     try:
                         yield _document(record, row, span.file, file, how)
-                    except BadRecord as error:
+                    except BadRecordError as error:
                         bad.add(f"{file.path}, row {row}", error)
                     row += 1
         except (pa.ArrowException, OSError) as error:

@@ -13,7 +13,7 @@ from typing import BinaryIO
 from convert.document import (
     TRAIN,
     VALIDATION,
-    BadRecord,
+    BadRecordError,
     BadRecords,
     Document,
     Reading,
@@ -30,9 +30,7 @@ BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 PIECE_BYTES = 8 << 20
 
 
-def read_lines(
-    span: Span, file: InputFile, how: Reading, bad: BadRecords
-) -> Iterator[Document]:
+def read_lines(span: Span, file: InputFile, how: Reading, bad: BadRecords) -> Iterator[Document]:
     """One JSON object a line; empty lines are passed over."""
     with open_input(file, how.storage) as opened:
         cut = tail_cut(file, how)
@@ -55,7 +53,7 @@ def _record(
         record = parse_line(line if offset else line.removeprefix(BYTE_ORDER_MARK))
         text = checked_text(look_up(record, how.text_key, "--text_key"), how.text_key)
         known = how.id_key and str(look_up(record, how.id_key, "--id_key"))
-    except BadRecord as error:
+    except BadRecordError as error:
         bad.add(_line_place(file, how, offset), error)
         return None
     return Document(known or f"{file.label}:{offset}", text, number, offset)
@@ -66,12 +64,12 @@ def parse_line(line: bytes) -> object:
     try:
         return json.loads(line.decode())
     except UnicodeDecodeError as error:
-        raise BadRecord(
+        raise BadRecordError(
             f"invalid UTF-8 (byte 0x{line[error.start]:02x}, the {error.start + 1}th of the line). "
             "Convert the file to UTF-8."
         ) from error
     except (ValueError, RecursionError) as error:
-        raise BadRecord(f"invalid JSON ({error}). Mend the line.") from error
+        raise BadRecordError(f"invalid JSON ({error}). Mend the line.") from error
 
 
 def read_text(span: Span, file: InputFile, how: Reading, bad: BadRecords) -> Iterator[Document]:
@@ -85,7 +83,7 @@ def read_text(span: Span, file: InputFile, how: Reading, bad: BadRecords) -> Ite
                 where = position + error.start
                 place = f"byte {where}" if file.is_stdin else _line_place(file, how, where)
                 found = f"invalid UTF-8 (byte 0x{data[error.start]:02x} at offset {where})"
-                bad.add(place, BadRecord(f"{found}. Convert the file to UTF-8."))
+                bad.add(place, BadRecordError(f"{found}. Convert the file to UTF-8."))
                 continue
             document = Document(document_id, text, span.file, position, None, begins, ends)
             yield _placed(document, _text_cut(opened, file, how))
@@ -115,38 +113,35 @@ def _whole(opened: BinaryIO, span: Span, file: InputFile, how: Reading) -> Itera
     start, end = _aligned(opened, span, TEXT_LINE, TEXT_LINE_WIDTH)
     if end is not None:
         opened.seek(start)
-    borders = [] if cut is None else [cut]
     rest, offset = b"", start
     for piece in read_pieces(opened, None if end is None else end - start):
         rest += piece
-        while (length := _cut_at(rest, offset, borders)) is not None:
-            yield _piece(file, offset, rest[:length], borders, ends=False)
+        while (length := _cut_at(rest, offset, cut)) is not None:
+            yield _piece(file, offset, rest[:length], cut, at_end=False)
             offset, rest = offset + length, rest[length:]
     if rest:
-        ends = end is None or end == file.size
-        yield _piece(file, offset, rest, borders, ends=ends)
+        yield _piece(file, offset, rest, cut, at_end=end is None or end == file.size)
 
 
-def _cut_at(data: bytes, offset: int, borders: list[int]) -> int | None:
-    for border in borders:
-        if offset < border < offset + len(data):
-            return border - offset
+def _cut_at(data: bytes, offset: int, cut: int | None) -> int | None:
+    """How much of `data` makes a piece that is whole, or None."""
+    if cut is not None and offset < cut < offset + len(data):
+        return cut - offset
     if len(data) < 2 * PIECE_BYTES:
         return None
     found = TEXT_LINE.search(data, PIECE_BYTES)
-    return found.start() + TEXT_LINE_WIDTH if found else None
+    if found:
+        return found.start() + TEXT_LINE_WIDTH
+    if len(data) < 4 * PIECE_BYTES:
+        return None
+    return next(i for i in range(PIECE_BYTES, 0, -1) if data[i] & 0xC0 != 0x80)
 
 
-def _piece(
-    file: InputFile, offset: int, data: bytes, borders: list[int], *, ends: bool
-) -> _Piece:
+def _piece(file: InputFile, offset: int, data: bytes, cut: int | None, *, at_end: bool) -> _Piece:
     """Texts before and behind the tail's border are two documents with two ids."""
-    behind = any(offset >= border for border in borders if border > 0)
-    name = f"{file.label}:{borders[0]}" if behind else file.label
-    at_border = offset in borders or offset + len(data) in borders
-    return name, offset, data, offset == 0 or offset in borders, ends or (
-        at_border and offset + len(data) in borders
-    )
+    is_tail = cut is not None and 0 < cut <= offset
+    name = f"{file.label}:{cut}" if is_tail else file.label
+    return name, offset, data, offset in (0, cut), at_end or offset + len(data) == cut
 
 
 def line_number(file: InputFile, how: Reading, offset: int) -> int:

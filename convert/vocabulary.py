@@ -1,6 +1,8 @@
-"""Which tokenizer a job uses. In: `byte`, a file or directory, or a name. Out: `Vocabulary`. Does not encode text.
+"""Which tokenizer a job uses. In: `byte`, a file or directory, or a name. Out: `Vocabulary`. Does
+not encode text.
 
-A `Vocabulary` holds the tokenizer's files exactly as they were found; its fingerprint is a hash of `tokenizer.json`.
+A `Vocabulary` holds the tokenizer's files exactly as they were found; its fingerprint is a hash of
+`tokenizer.json`.
 """
 
 from __future__ import annotations
@@ -8,38 +10,27 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import xxhash
 
 from convert.byte_tokenizer import byte_tokenizer_files
+from convert.tokenizer_files import TOKENIZER_FILE, tokenizer_files
 from stream_pretrain.errors import ConfigError
 from stream_pretrain.schema import TokenDtype
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-TOKENIZER_FILE = "tokenizer.json"
-COPIED_FILES = (
-    TOKENIZER_FILE,
-    "tokenizer_config.json",
-    "tokenizer.model",
-    "special_tokens_map.json",
-    "generation_config.json",
-    "added_tokens.json",
-    "vocab.json",
-    "merges.txt",
-    "chat_template.jinja",
-)
 USUAL_ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|end▁of▁sentence|>", "[EOS]")
 USUAL_BEGINS = ("<|begin_of_text|>", "<s>", "<bos>", "<|begin▁of▁sentence|>", "[BOS]")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Vocabulary:
-    """A tokenizer and its two rules. `vocab_size` is one more than the largest id, special tokens included."""
+    """A tokenizer and its two rules. `vocab_size` is one more than the largest id, special tokens
+    included."""
 
     name: str
     files: Mapping[str, bytes]
@@ -72,7 +63,8 @@ class Vocabulary:
 
 
 def load_vocabulary(name: str, *, eos: str = "auto", bos: str = "none") -> Vocabulary:
-    """Find the tokenizer `name` and its end-of-text and begin-of-text tokens, or raise `ConfigError`."""
+    """Find the tokenizer `name` and its end-of-text and begin-of-text tokens, or raise
+    `ConfigError`."""
     from tokenizers import Tokenizer
 
     files = tokenizer_files(name)
@@ -97,36 +89,6 @@ def load_vocabulary(name: str, *, eos: str = "auto", bos: str = "none") -> Vocab
     )
 
 
-def tokenizer_files(name: str) -> dict[str, bytes]:
-    """The files of a tokenizer: `byte`, a `tokenizer.json`, a directory that holds one."""
-    if name == "byte":
-        return byte_tokenizer_files()
-    path = Path(name)
-    if path.is_dir():
-        return _files_beside(path, name)
-    if path.is_file():
-        if path.name == TOKENIZER_FILE:
-            return _files_beside(path.parent, name)
-        return {TOKENIZER_FILE: path.read_bytes()}
-    raise ConfigError(
-        f"--tokenizer {name}: no such file or directory. Give `byte`, a tokenizer.json, a directory that holds one, "
-        "or make one: convert-mds tokenizer --input TEXT --vocab_size 32000 --out DIR"
-    )
-
-
-def _files_beside(folder: Path, name: str) -> dict[str, bytes]:
-    """Every known tokenizer file of a directory."""
-    files = {
-        file: (folder / file).read_bytes() for file in COPIED_FILES if (folder / file).is_file()
-    }
-    if TOKENIZER_FILE not in files:
-        found = ", ".join(sorted(entry.name for entry in folder.iterdir())[:8]) or "nothing"
-        raise ConfigError(
-            f"--tokenizer {name}: holds no {TOKENIZER_FILE} (it holds {found}). Name another directory."
-        )
-    return files
-
-
 def _rule(
     which: str,
     wanted: str,
@@ -140,7 +102,8 @@ def _rule(
     if wanted != "auto":
         if wanted not in ids:
             raise ConfigError(
-                f"--{which} {wanted}: not a token of this tokenizer. Name one of its tokens, or `none`."
+                f"--{which} {wanted}: not a token of this tokenizer. Name one of its tokens, or "
+                "`none`."
             )
         return ids[wanted]
     named = _named_token(f"{which}_token", files)
@@ -148,8 +111,8 @@ def _rule(
         if token is not None and token in ids:
             return ids[token]
     raise ConfigError(
-        f"--{which} auto: the tokenizer names no {which} token and has none of {', '.join(usual)}. "
-        f"Name one: --{which} TOKEN, or --{which} none."
+        f"--{which} auto: the tokenizer names no {which} token and has none of "
+        f"{', '.join(usual)}. Name one: --{which} TOKEN, or --{which} none."
     )
 
 

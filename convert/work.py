@@ -141,7 +141,8 @@ def _pass_over(documents: _Ahead, done: Mapping[int, Receipt]) -> int:
 
 
 def _batches(documents: Iterator[Document], limit: int | None) -> Iterator[list[Document]]:
-    """Lists of documents of bounded size; stops behind the document that reaches `limit` characters."""
+    """Lists of documents of bounded size; stops behind the document that reaches `limit`
+    characters."""
     batch: list[Document] = []
     size = total = 0
     for document in documents:

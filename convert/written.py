@@ -15,6 +15,6 @@ def write_checked(store: Store, key: str, data: bytes) -> None:
     if found is None or found.size != len(data):
         size = "absent" if found is None else f"{found.size} bytes"
         raise StorageError(
-            f"{store.url(key)}: {size} after writing {len(data)} bytes. Run the same command again.",
+            f"{store.url(key)}: {size} after writing {len(data)} bytes. Run the command again.",
             "damaged",
         )

@@ -1,0 +1,267 @@
+"""`convert-mds verify`. In: a dataset. Out: a `Report` that names every fault. Changes nothing.
+
+Every byte is read: shard sizes and hashes, the layout inside, every id against the vocabulary, the
+content hash and counts of the card, and that provenance covers the rows. `fast` compares sizes.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import zstandard
+
+from convert.content import RowsHash, content_hash, hash_rows
+from convert.documents import read_parquet_bytes
+from convert.mds_reader import shard_layout
+from stream_pretrain.errors import DataError, StorageError
+from stream_pretrain.schema import CARD_NAME, DOCUMENTS_DIR, INDEX_NAME, TOKENIZER_DIR, Card
+from stream_pretrain.storage.hashing import hash_of
+from stream_pretrain.storage.store import Store
+
+SHARDS_AT_ONCE = 4
+HEADER_OFFSET = 4  # after the sample count
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """What was checked and what is wrong, one line each."""
+
+    location: str
+    shards: int
+    samples: int
+    bytes_read: int
+    faults: Sequence[str] = field(default_factory=tuple)
+
+    @property
+    def is_whole(self) -> bool:
+        """True where nothing is wrong."""
+        return not self.faults
+
+    def lines(self) -> list[str]:
+        """For a person."""
+        counts = f"{self.shards:,} shards, {self.samples:,} samples, {self.bytes_read:,} bytes read"
+        verdict = "whole" if self.is_whole else f"{len(self.faults)} fault(s)"
+        return [*(f"- {fault}" for fault in self.faults), f"{self.location}: {verdict} ({counts})"]
+
+    def to_plain(self) -> dict[str, Any]:
+        """For a script."""
+        counts = {"shards": self.shards, "samples": self.samples, "bytes_read": self.bytes_read}
+        return {
+            "location": self.location,
+            "is_whole": self.is_whole,
+            "faults": [*self.faults],
+            **counts,
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Checked:
+    """One shard: its rows' hash, and faults."""
+
+    rows: RowsHash
+    size: int
+    faults: tuple[str, ...]
+
+
+def verify(store: Store, *, fast: bool = False) -> Report:
+    """Check a dataset; `DataError` where there is none."""
+    card = read_card(store)
+    sizes = {info.key: info.size for info in store.list()}
+    faults: list[str] = []
+    hashes: dict[str, RowsHash] = {}
+    shards = size = 0
+    for name in card.splits:
+        entries = read_index(store, name)
+        faults += _stray_shards(name, entries, sizes)
+        checked = list(_check_shards(store, card, name, entries, sizes, fast=fast))
+        faults += [fault for shard in checked for fault in shard.faults]
+        total = RowsHash()
+        for shard in checked:
+            total = total.then(shard.rows)
+            size += shard.size
+        hashes[name] = total
+        shards += len(entries)
+        faults += _check_counts(store, card, name, total.rows)
+        faults += [] if fast else list(_check_documents(store, card, name, sizes))
+    faults += _check_tokenizer(store, card)
+    if not fast and not faults and content_hash(hashes, card.seq_len) != card.content_hash:
+        faults.append(f"{store.url(CARD_NAME)}: content_hash is not that of the shards.")
+    return Report(
+        location=store.location,
+        shards=shards,
+        samples=sum(rows.rows for rows in hashes.values()),
+        bytes_read=size,
+        faults=tuple(faults),
+    )
+
+
+def read_card(store: Store) -> Card:
+    """The card of a dataset."""
+    try:
+        return Card.from_json(store.read(CARD_NAME), store.url(CARD_NAME))
+    except StorageError as error:
+        if error.reason != "absent":
+            raise
+        raise DataError(
+            f"{store.location}: no {CARD_NAME}, so no dataset. Name the directory that convert-mds "
+            "build wrote with --out; if that was stopped, run it again."
+        ) from error
+
+
+def read_index(store: Store, split: str) -> list[dict[str, Any]]:
+    """The entries of a split's `index.json`."""
+    key = f"{split}/{INDEX_NAME}"
+    try:
+        entries: list[dict[str, Any]] = json.loads(store.read(key))["shards"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise DataError(
+            f"{store.url(key)}: not an MDS index ({error}). Convert the dataset again."
+        ) from error
+    return entries
+
+
+def shard_file(entry: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Name, size and hashes of the file that is stored."""
+    stored: Mapping[str, Any] = entry["zip_data"] or entry["raw_data"]
+    return stored
+
+
+def read_rows(store: Store, split: str, entry: Mapping[str, Any], card: Card) -> Any:
+    """The rows [N, seq_len + 1] of one shard; ValueError or KeyError where they cannot be."""
+    raw = unpacked(store.read(f"{split}/{shard_file(entry)['basename']}"), entry)
+    return rows_of(raw, card)
+
+
+def unpacked(data: bytes, entry: Mapping[str, Any]) -> bytes:
+    """A shard's bytes as its format describes them."""
+    if entry["zip_data"] is None:
+        return data
+    limit = int(entry["raw_data"]["bytes"])
+    return zstandard.ZstdDecompressor().decompress(data, max_output_size=limit)
+
+
+def rows_of(raw: bytes, card: Card) -> Any:
+    """The rows of an uncompressed shard; every offset is checked."""
+    offsets, columns = shard_layout(raw)
+    dtype = np.dtype("<u2" if card.dtype == "uint16" else "<u4")
+    width = (card.seq_len + 1) * dtype.itemsize
+    if len(columns) != 1 or columns[0][2] != width:
+        raise ValueError(f"columns {columns}, not one of {width} bytes")
+    if not np.array_equal(np.diff(offsets.astype(np.int64)), np.full(len(offsets) - 1, width)):
+        raise ValueError("samples of unequal length")
+    return np.frombuffer(raw, dtype, offset=int(offsets[0])).reshape(-1, card.seq_len + 1)
+
+
+def _check_shards(
+    store: Store,
+    card: Card,
+    split: str,
+    entries: Sequence[Mapping[str, Any]],
+    sizes: Mapping[str, int],
+    *,
+    fast: bool,
+) -> Iterator[_Checked]:
+    def check(entry: Mapping[str, Any]) -> _Checked:
+        stored = shard_file(entry)
+        key = f"{split}/{stored['basename']}"
+        size = sizes.get(key)
+        if size != stored["bytes"]:
+            found = "absent" if size is None else f"{size} bytes"
+            fault = f"{store.url(key)}: {found}, index.json says {stored['bytes']} bytes."
+            return _failed(entry, fault)
+        return _failed(entry) if fast else _check_shard(store, card, key, entry)
+
+    with ThreadPoolExecutor(SHARDS_AT_ONCE) as pool:
+        yield from pool.map(check, entries)
+
+
+def _failed(entry: Mapping[str, Any], *faults: str) -> _Checked:
+    """A shard whose rows were not read; counted as its entry says."""
+    return _Checked(rows=RowsHash(rows=int(entry["samples"])), size=0, faults=faults)
+
+
+def _check_shard(store: Store, card: Card, key: str, entry: Mapping[str, Any]) -> _Checked:
+    url = store.url(key)
+    data = store.read(key)
+    faults = list(_wrong_hashes(url, data, shard_file(entry)))
+    if faults:
+        return _failed(entry, *faults)
+    try:
+        raw = unpacked(data, entry)
+        faults += _wrong_hashes(url, raw, entry["raw_data"])
+        rows = rows_of(raw, card)
+    except (ValueError, KeyError, zstandard.ZstdError) as error:
+        return _failed(entry, f"{url}: no MDS shard of this dataset ({error}).")
+    if len(rows) != entry["samples"]:
+        faults.append(f"{url}: {len(rows)} samples, index.json says {entry['samples']}.")
+    largest = int(rows.max(initial=0))
+    if largest >= card.vocab_size:
+        row = int(np.argmax(rows.max(axis=1) >= card.vocab_size))
+        faults.append(f"{url}: sample {row} holds id {largest}, the vocabulary {card.vocab_size}.")
+    return _Checked(rows=hash_rows(rows), size=len(data), faults=tuple(faults))
+
+
+def _wrong_hashes(url: str, data: bytes, stored: Mapping[str, Any]) -> Iterator[str]:
+    for algorithm, expected in stored["hashes"].items():
+        found = hash_of(algorithm, data)
+        if found != expected:
+            yield f"{url}: {algorithm} is {found}, index.json says {expected}: damaged."
+
+
+def _stray_shards(
+    split: str, entries: Sequence[Mapping[str, Any]], sizes: Mapping[str, int]
+) -> list[str]:
+    known = {f"{split}/{shard_file(entry)['basename']}" for entry in entries}
+    return [
+        f"{key}: a shard that index.json does not list."
+        for key in sizes
+        if key.startswith(f"{split}/") and ".mds" in key and key not in known
+    ]
+
+
+def _check_counts(store: Store, card: Card, split: str, samples: int) -> Iterator[str]:
+    counts = card.splits[split]
+    place = f"{store.url(CARD_NAME)}, {split}"
+    if counts.samples != samples:
+        yield f"{place}: {counts.samples} samples, the shards hold {samples}."
+    padding = card.notes.get("padding", {}).get(split, 0)
+    held = samples * (card.seq_len + 1) + counts.dropped_tokens - padding
+    if counts.tokens != held:
+        yield f"{place}: {counts.tokens} tokens, samples and dropped tokens make {held}."
+
+
+def _check_documents(
+    store: Store, card: Card, split: str, sizes: Mapping[str, int]
+) -> Iterator[str]:
+    place = f"{store.url(f'{split}/{DOCUMENTS_DIR}')}"
+    keys = sorted(key for key in sizes if key.startswith(f"{split}/{DOCUMENTS_DIR}/"))
+    rows = card.splits[split].samples * (card.seq_len + 1)
+    padding = card.notes.get("padding", {}).get(split, 0)
+    end = gaps = 0
+    for key in keys:
+        table = read_parquet_bytes(store.read(key))
+        first, tokens = table["first_token"].to_numpy(), table["tokens"].to_numpy()
+        order = np.argsort(first, kind="stable") if padding else np.arange(len(first))
+        first, tokens = first[order], tokens[order]
+        ends = np.concatenate(([end], first + tokens))
+        steps = first - ends[:-1]
+        if (steps < 0).any() or (not padding and steps.any()):
+            row = int(np.flatnonzero(steps)[0])
+            yield f"{store.url(key)}: row {row} does not follow the one before it."
+        gaps += int(steps.sum())
+        end = int(ends[-1])
+    if end + padding - gaps != rows:
+        yield f"{place}: covers {end - gaps} tokens, the samples hold {rows - padding}."
+
+
+def _check_tokenizer(store: Store, card: Card) -> Iterator[str]:
+    key = f"{TOKENIZER_DIR}/tokenizer.json"
+    if store.head(key) is None:
+        yield f"{store.url(key)}: absent."
+    elif (found := hash_of("xxh3_128", store.read(key))) != card.tokenizer_fingerprint:
+        yield f"{store.url(key)}: fingerprint {found}, the card says {card.tokenizer_fingerprint}."
