@@ -11,9 +11,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from stream_pretrain.audit.chart import thin
 from stream_pretrain.observe.jsonl import Event
 
 COLUMNS = ("loss", "lr", "grad_norm", "tokens_per_second", "data_wait", "mfu")
+CHART_COLUMNS = 2000  # twice the widest chart's, so that no chart shows the seams
 
 _SMOOTHING_SHARE = 0.01
 
@@ -63,8 +65,16 @@ class History:
         return max(0.0, self.sessions[-1].last_time - self.sessions[0].begun)
 
     def points(self, name: str) -> list[tuple[float, float]]:
-        """A column against the step."""
-        return list(zip(self.steps, self.columns[name], strict=True))
+        """A column against the step, thinned to what a chart can show."""
+        return self._thinned(zip(self.steps, self.columns[name], strict=True))
+
+    def running_mean(self, name: str) -> list[tuple[float, float]]:
+        """The same, smoothed over about a hundredth of the run."""
+        pairs = zip(self.steps, self.columns[name], strict=True)
+        return self._thinned(smooth(pairs, len(self.steps)))
+
+    def _thinned(self, points: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
+        return thin(points, self.steps[0], self.steps[-1], CHART_COLUMNS) if self.steps else []
 
     def time_spent(self) -> dict[str, float]:
         """Seconds of the whole span by what they went into; `other` is what no event accounts

@@ -109,13 +109,13 @@ def _charts(history: History) -> list[str]:
         _later(history, losses, marks),
         _both([Series(name="lr", points=history.points("lr"))], "Learning rate", marks),
         _both(
-            _with_mean(history.points("grad_norm"), "gradient norm"),
+            _with_mean(history, "grad_norm", "gradient norm"),
             "Gradient norm, before clipping",
             marks,
             log_y=_spans_decades(history.columns["grad_norm"]),
         ),
         _both(
-            _with_mean(history.points("tokens_per_second"), "tokens/s"),
+            _with_mean(history, "tokens_per_second", "tokens/s"),
             "Throughput",
             marks,
             y_label="tokens per second",
@@ -174,7 +174,7 @@ def _both(
 
 
 def _losses(history: History) -> list[Series]:
-    series = _with_mean(history.points("loss"), "training")
+    series = _with_mean(history, "loss", "training")
     for place, (name, found) in enumerate(history.evaluations.items()):
         points = [(float(step), values.get("loss", math.nan)) for step, values in found]
         series.append(
@@ -183,14 +183,14 @@ def _losses(history: History) -> list[Series]:
     return series
 
 
-def _with_mean(points: list[tuple[float, float]], name: str) -> list[Series]:
+def _with_mean(history: History, column: str, name: str) -> list[Series]:
     """The values, and on top of many of them their running mean."""
-    if len(points) < _FEWEST_TO_SMOOTH:
+    points = history.points(column)
+    if len(history.steps) < _FEWEST_TO_SMOOTH:
         return [Series(name=name, points=points, color=0)]
-    mean = list(smooth(points, len(points)))
     return [
         Series(name=f"{name}, each step", points=points, color=0, faint=True),
-        Series(name=name, points=mean, color=0),
+        Series(name=name, points=history.running_mean(column), color=0),
     ]
 
 
