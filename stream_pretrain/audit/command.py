@@ -33,6 +33,16 @@ def demo(arguments: Any) -> int:
     return 1 if result.differences else 0
 
 
+def report(arguments: Any) -> int:
+    """`stream-pretrain report RUN`: writes the page and prints where it is."""
+    from stream_pretrain.audit.report import write_report
+    from stream_pretrain.storage.store import open_store
+
+    run = open_store(arguments.run, arguments.storage)
+    print(write_report(run, Path(arguments.out) if arguments.out else None))
+    return 0
+
+
 def print_json(value: Any) -> None:
     """One indented JSON document on stdout."""
     json.dump(value, sys.stdout, indent=2)
