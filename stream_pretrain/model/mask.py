@@ -15,6 +15,7 @@ Axes: B samples, H heads, T positions (queries), S positions (keys).
 from __future__ import annotations
 
 import math
+from functools import cache
 from typing import Any
 
 import torch
@@ -116,7 +117,13 @@ def _flex(
         assert softcap is not None
         return softcap * torch.tanh(score / softcap)
 
-    score_mod: Any = None if softcap is None else capped
-    out = flex_attention(query, key, value, block_mask=mask, score_mod=score_mod, scale=scale)
-    assert isinstance(out, Tensor)
+    # uncompiled, flex attention computes every score; inside a compiled block it is compiled with it
+    kernel: Any = flex_attention if torch.compiler.is_compiling() else _compiled_flex()
+    score_mod = None if softcap is None else capped
+    out: Tensor = kernel(query, key, value, block_mask=mask, score_mod=score_mod, scale=scale)
     return out
+
+
+@cache
+def _compiled_flex() -> Any:
+    return torch.compile(flex_attention)

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from export_shapes import SHAPES, trained
+from export_shapes import trained
+from model.shapes import SHAPES
 
 from stream_pretrain.config.sections import ModelConfig
 from stream_pretrain.errors import CheckpointError, ConfigError
