@@ -218,10 +218,11 @@ def _validation(history: History) -> str:
                 _number(last.get("loss")),
                 _number(last.get("perplexity")),
                 _number(last.get("bits_per_byte")),
-                f"{_number(best.get('loss'))} (step {best_step:,})",
+                _number(best.get("loss")),
+                f"{best_step:,}",
             ]
         )
-    head = ["set", "step", "loss", "perplexity", "bits per byte", "best loss"]
+    head = ["set", "step", "loss", "perplexity", "bits per byte", "best loss", "at step"]
     return "<h2>Validation</h2>" + _table(head, rows)
 
 

@@ -8,13 +8,17 @@ and `nonfinite` says what they were.
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
 import threading
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
+
+from stream_pretrain.errors import StorageError
 
 Event = dict[str, Any]
 
@@ -34,16 +38,21 @@ class MetricsFile:
         self._lock = threading.RLock()
 
     def append(self, event: Mapping[str, Any]) -> None:
-        """Write one event as one line, with one write."""
+        """Write one event as one line, with one write.
+
+        Raises:
+            StorageError: the disk is full, or the file cannot be written.
+        """
         line = encode(event)
         with self._lock:
-            if self._file is None:
-                self._file = self._open()
-            self._file.write(line)
+            with _told(self.path):
+                if self._file is None:
+                    self._file = self._open()
+                self._file.write(line)
 
     def sync(self) -> None:
         """Return when every appended line is on the disk."""
-        with self._lock:
+        with self._lock, _told(self.path):
             if self._file is not None:
                 os.fsync(self._file.fileno())
 
@@ -70,7 +79,7 @@ class MetricsFile:
 
         Atomic: a process killed meanwhile leaves either the old file or the new one.
         """
-        with self._lock:
+        with self._lock, _told(self.path):
             self.close()
             if not self.path.exists():
                 return 0
@@ -95,8 +104,11 @@ class MetricsFile:
     def close(self) -> None:
         """Sync and close. A later append opens the file again."""
         with self._lock:
-            if self._file is not None:
+            if self._file is None:
+                return
+            try:
                 self.sync()
+            finally:
                 self._file.close()
                 self._file = None
 
@@ -163,6 +175,21 @@ def remove_torn_tail(path: Path) -> int:
         if end < size:
             file.truncate(end)
         return size - end
+
+
+@contextmanager
+def _told(path: Path) -> Iterator[None]:
+    """What the system says of a file, as a message for the person who can mend it."""
+    try:
+        yield
+    except OSError as error:
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        raise StorageError(
+            f"{path}: cannot be written ({error.strerror}). "
+            f"{'Free some space' if full else 'Make it writable'}, then start again: the run goes "
+            "on from its last checkpoint.",
+            "full" if full else "denied" if error.errno == errno.EACCES else "other",
+        ) from error
 
 
 def _without_nonfinite(value: Any, where: str, found: dict[str, str]) -> Any:

@@ -83,12 +83,15 @@ class Observer:
         self._last_tokens: int | None = None
         self._lock = threading.RLock()
 
-    def start(self, *, step: int, tokens: int, resumed: bool, **facts: Any) -> None:
+    def start(
+        self, *, step: int, tokens: int, resumed: bool, sinks: Sequence[Sink] = (), **facts: Any
+    ) -> None:
         """The process begins at `step` with `tokens` behind it. What a killed process wrote beyond
-        `step` is removed.
+        `step` is removed. `sinks` are added: their run's identity may be known only now.
         """
         keep = step if resumed else EMPTY
         with self._lock:
+            self._sinks += tuple(sinks)
             if self._metrics is not None:
                 self._metrics.cut_after(keep)
             for sink in self._sinks:

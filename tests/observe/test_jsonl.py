@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from stream_pretrain.errors import StorageError
 from stream_pretrain.observe.jsonl import MetricsFile, read_events, remove_torn_tail
 
 
@@ -142,6 +143,23 @@ def test_a_snapshot_holds_the_lines_written_before_it(metrics: MetricsFile) -> N
     metrics.append(step(2))
     assert steps_in(copy) == [1]
     assert copy.stat().st_size == size
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_full_disk_is_told_with_what_to_do() -> None:
+    metrics = MetricsFile(Path("/dev/full"))
+    with pytest.raises(StorageError, match=r"No space left on device\). Free some space") as caught:
+        metrics.append(step(1))
+    assert caught.value.reason == "full"
+    with pytest.raises(StorageError):
+        metrics.close()  # /dev/full cannot be synced either
+
+
+def test_a_file_that_cannot_be_made_is_told_with_what_to_do(tmp_path: Path) -> None:
+    (tmp_path / "run").write_text("a file where the run directory should be")
+    with pytest.raises(StorageError, match="Make it writable") as caught:
+        MetricsFile(tmp_path / "run" / "metrics.jsonl").append(step(1))
+    assert caught.value.reason == "other"
 
 
 WRITER = """

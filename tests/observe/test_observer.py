@@ -255,6 +255,16 @@ def test_a_sink_that_lacks_steps_is_given_them_at_a_resume(tmp_path: Path) -> No
     assert rows[1][1] == job.sink.logged()[3][1]
 
 
+def test_sinks_may_come_with_the_start(tmp_path: Path) -> None:
+    job = Job(tmp_path, every=1)
+    late = RecordingSink()
+    job.observer.start(step=0, tokens=0, resumed=False, sinks=[late])
+    job.step(1)
+    job.step(2)
+    assert late.logged() == job.sink.logged()
+    assert "sinks" not in job.written()[0]
+
+
 def test_a_sync_hands_over_a_copy_that_holds_all_lines_so_far(tmp_path: Path) -> None:
     job = Job(tmp_path, every=1)
     job.observer.start(step=0, tokens=0, resumed=False)
