@@ -44,11 +44,10 @@ class MetricsFile:
             StorageError: the disk is full, or the file cannot be written.
         """
         line = encode(event)
-        with self._lock:
-            with _told(self.path):
-                if self._file is None:
-                    self._file = self._open()
-                self._file.write(line)
+        with self._lock, _told(self.path):
+            if self._file is None:
+                self._file = self._open()
+            self._file.write(line)
 
     def sync(self) -> None:
         """Return when every appended line is on the disk."""
