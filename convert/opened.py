@@ -32,7 +32,7 @@ def open_input(file: InputFile, storage: StorageConfig | None = None) -> BinaryI
     if file.compression is None:
         return raw
     unpacked = gzip.GzipFile(fileobj=raw) if file.compression == "gzip" else ZstdFrames(raw)
-    return cast(BinaryIO, Unpacked(cast(BinaryIO, unpacked), file.path))
+    return cast(BinaryIO, Unpacked(cast(BinaryIO, unpacked), raw, file.path))
 
 
 def open_raw(file: InputFile, storage: StorageConfig | None = None) -> BinaryIO:
@@ -86,8 +86,8 @@ class ObjectFile(io.RawIOBase):
 class Unpacked:
     """A decompressed stream whose faults name the file."""
 
-    def __init__(self, unpacked: BinaryIO, path: str) -> None:
-        self._unpacked, self._path = unpacked, path
+    def __init__(self, unpacked: BinaryIO, raw: BinaryIO, path: str) -> None:
+        self._unpacked, self._raw, self._path = unpacked, raw, path
 
     def read(self, size: int = -1) -> bytes:
         """The next bytes; `DataError` where the compressed data are damaged or cut off."""
@@ -100,8 +100,9 @@ class Unpacked:
             ) from error
 
     def close(self) -> None:
-        """Close the file."""
+        """Close the file, which `GzipFile` leaves open."""
         self._unpacked.close()
+        self._raw.close()
 
     def __enter__(self) -> Unpacked:
         return self
