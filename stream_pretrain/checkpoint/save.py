@@ -118,6 +118,12 @@ class Checkpoints:
         self.wait()
         return self._search.find(resume, at_most=at_most)
 
+    def state_of(self, found: Found) -> TrainState:
+        """The state in a checkpoint, to be compared with the configuration before `restore`."""
+        return self._publisher.peers.leader(
+            lambda: restore.load_state(found.directory, found.receipt)
+        )
+
     def restore(self, found: Found) -> TrainState:
         """Fill model, optimizers and random generators in place; the state that goes with them.
 
