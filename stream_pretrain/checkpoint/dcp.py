@@ -8,7 +8,6 @@ from the live, sharded tensors.
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -93,7 +92,7 @@ def read_index(directory: Path) -> Metadata:
     """The index of a directory: names, shapes, types, places in files."""
     try:
         return FileSystemReader(directory).read_metadata()
-    except (OSError, EOFError, pickle.UnpicklingError, AttributeError, ImportError) as error:
+    except Exception as error:  # an unpickler raises anything
         place = directory / METADATA_NAME
         raise CheckpointError(
             f"{place}: cannot be read ({error}). Use another checkpoint."

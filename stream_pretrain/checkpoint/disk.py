@@ -43,7 +43,7 @@ def require_space(directory: Path, needed: int) -> None:
         )
 
 
-def clean_leftovers(directory: Path, *, own: str) -> list[str]:
+def clean_leftovers(directory: Path) -> list[str]:
     """Remove what dead saves and deletions left behind; the names that were removed.
 
     A save of a living process is left alone, as is one of another machine that was written to
@@ -54,10 +54,9 @@ def clean_leftovers(directory: Path, *, own: str) -> list[str]:
         if path.name.startswith(DELETING_PREFIX):
             dead = True
         elif path.name.startswith(SAVING_PREFIX):
-            owner = path.name.rpartition(".")[2]
-            alive = token_lives(owner)
+            alive = token_lives(path.name.rpartition(".")[2])
             recent = time.time() - path.stat().st_mtime < FOREIGN_SAVE_SECONDS
-            dead = owner != own and not (recent if alive is None else alive)
+            dead = not (recent if alive is None else alive)
         else:
             continue
         if dead:

@@ -130,3 +130,22 @@ def _read(directory: Path) -> dict[str, Tensor]:
     for name, first in restore.read_notes(directory)["tied"].items():
         tensors[name] = tensors[first]
     return tensors
+
+
+def read_state(run: Store, step: int | None = None) -> TrainState:
+    """The training state of the newest whole checkpoint, or of `step`; sizes are checked, no tensor is read.
+
+    Raises:
+        CheckpointError: there is none, or the one asked for is damaged.
+    """
+    shelf = Shelf(run)
+    last: CheckpointError | None = None
+    for candidate in _candidates(shelf, step):
+        try:
+            shelf.check(candidate, hashes=False)
+            return shelf.state(candidate)
+        except CheckpointError as error:
+            if step is not None:
+                raise
+            last = error
+    raise CheckpointError(f"{shelf.store.url()}: no checkpoint is whole ({last}).")

@@ -194,7 +194,7 @@ class Publisher:
             shelves.append(self.staging)
         for shelf in shelves:
             if shelf.store.is_local:
-                disk.clean_leftovers(shelf.store.path, own=self._own)
+                disk.clean_leftovers(shelf.store.path)
             cache = shelf is self.staging and world.nodes > 1
             for name in shelf.store.list_dirs():
                 if (old := step_of(name)) not in (None, step) and not cache:
