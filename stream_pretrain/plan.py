@@ -66,6 +66,10 @@ class Plan:
         """The same plan on another rank of the same world."""
         return replace(self, world=world)
 
+    def in_whole_batches(self) -> Plan:
+        """The same plan read by one process, a global batch at a time."""
+        return replace(self, world=World(), micro_batch=self.global_batch, micro_steps=1)
+
     def evaluation_due(self, step: int) -> bool:
         """Whether to evaluate after `step` updates: the last one included, before it is saved."""
         at_end = self.evaluate_at_end and step == self.total_steps

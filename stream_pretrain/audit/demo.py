@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -173,6 +174,21 @@ def _draw(out: Path, whole: Ending, interrupted: Ending, killed_after: int) -> P
         )
     )
     return path
+
+
+def summary(result: Result) -> dict[str, Any]:
+    """The result in plain JSON values."""
+    return {
+        "same": not result.differences,
+        "differences": list(result.differences),
+        "steps": result.whole.step,
+        "killed_after": result.killed_after,
+        "digest": [result.whole.digest, result.interrupted.digest],
+        "final_loss": [result.whole.final_loss, result.interrupted.final_loss],
+        "weights": [result.whole.weights, result.interrupted.weights],
+        "chart": str(result.chart),
+        "seconds": result.seconds,
+    }
 
 
 def show(result: Result, say: Console) -> None:

@@ -25,6 +25,7 @@ from stream_pretrain.checkpoint.layout import (
     step_name,
 )
 from stream_pretrain.checkpoint.shelf import Shelf
+from stream_pretrain.checkpoint.state import TrainState
 from stream_pretrain.errors import CheckpointError, StorageError
 from stream_pretrain.schema import FileStamp
 from stream_pretrain.storage.store import Store
@@ -133,10 +134,11 @@ def _read(directory: Path) -> dict[str, Tensor]:
 
 
 def read_state(run: Store, step: int | None = None) -> TrainState:
-    """The training state of the newest whole checkpoint, or of `step`; sizes are checked, no tensor is read.
+    """The training state of the newest whole checkpoint, or of `step`; sizes are checked, no tensor
+    is read.
 
     Raises:
-        CheckpointError: there is none, or the one asked for is damaged.
+    CheckpointError: there is none, or the one asked for is damaged.
     """
     shelf = Shelf(run)
     last: CheckpointError | None = None

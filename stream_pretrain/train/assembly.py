@@ -159,7 +159,8 @@ def _announce(
 ) -> None:
     """Write down that a process begins, and with what. A finished run that is started again writes nothing."""
     if world.is_leader:
-        rundir.write_config(config, run, {"fingerprint": state.fingerprint["digest"]})
+        name = rundir.write_config(config, run, {"fingerprint": state.fingerprint["digest"]})
+        state.phases[-1].setdefault("config", name)
     observer.start(
         step=state.step,
         tokens=state.tokens,
