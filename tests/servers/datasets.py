@@ -1,4 +1,7 @@
-"""Small streams of shards. In: how many rows, which encoding. Out: a directory with `index.json`, and the rows."""
+"""Small streams of shards. In: how many rows, which encoding. Out:
+
+a directory with `index.json`, and the rows.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +40,9 @@ def small_stream(
 ) -> SmallStream:
     """Write a stream whose row n begins with n."""
     directory.mkdir(parents=True, exist_ok=True)
-    rows = np.random.default_rng(0).integers(0, 256, (shards * rows_per_shard, SEQ_LEN + 1), np.uint16)
+    rows = np.random.default_rng(0).integers(
+        0, 256, (shards * rows_per_shard, SEQ_LEN + 1), np.uint16
+    )
     rows[:, 0] = np.arange(len(rows))
     form = ShardFormat(seq_len=SEQ_LEN, dtype="uint16", compression=compression, size_limit=1 << 26)
     entries, names = [], []
