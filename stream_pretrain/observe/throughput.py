@@ -134,14 +134,12 @@ class Meter:
 
     def seconds_left(self, tokens_left: int | None) -> float | None:
         """Expected time for `tokens_left`, saves and evaluations included, from the latest
-        intervals.
-
-        The first interval (compilation, cold caches) counts only while it is the only one.
+        intervals. None after the first: it starts workers and compiles, and would mislead.
         """
-        if tokens_left is None or not self._history:
+        if tokens_left is None or len(self._history) < 2:
             return None
         recent = list(self._history)
-        if len(recent) > 1 and len(recent) < _HISTORY_INTERVALS:
+        if len(recent) < _HISTORY_INTERVALS:
             recent = recent[1:]
         tokens = sum(count for _, count in recent)
         return None if tokens == 0 else max(0, tokens_left) * sum(s for s, _ in recent) / tokens

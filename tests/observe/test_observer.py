@@ -323,8 +323,7 @@ def test_a_person_sees_steps_evaluations_and_messages(tmp_path: Path) -> None:
     job.observer.close()
     assert stream.getvalue().splitlines() == [
         "starting",
-        "step 5/100  loss 0.2000  lr 1.00e-02  norm 0.5  50 tok/s  data 0.0 %  save 0.0 %"
-        "  0:03:10 left",
+        "step 5/100  loss 0.2000  lr 1.00e-02  norm 0.5  50 tok/s  data 0.0 %  save 0.0 %",
         "step 10/100  loss 0.1000  lr 1.00e-02  norm 0.5  50 tok/s  data 0.0 %  save 0.0 %"
         "  0:03:00 left",
         "evaluation at step 10: web  loss 2.0000  perplexity 7.389  bits/byte 0.9000",
