@@ -165,6 +165,8 @@ def parse_index(text: bytes, location: str) -> StreamIndex:
     shards = tuple(
         _shard(entry, f"{where}: shard {number}") for number, entry in enumerate(entries)
     )
+    if not any(shard.samples for shard in shards):
+        raise DataError(f"{where}: lists no samples. Convert the dataset again.")
     _refuse_twins(shards, where)
     rows = _common_rows(entries, where)
     for shard in shards:
@@ -199,7 +201,7 @@ def _shard(entry: Any, where: str) -> Shard:
             f"got {compression!r}."
         )
     return Shard(
-        samples=_count(entry.get("samples"), f"{where} ({raw.name}): samples", least=1),
+        samples=_count(entry.get("samples"), f"{where} ({raw.name}): samples"),
         raw=raw,
         packed=None if packed is None else _file(packed, f"{where}: zip_data"),
         compression=algorithm,

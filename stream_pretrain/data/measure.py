@@ -27,7 +27,7 @@ def measure(index: StreamIndex, store: Store, *, seq_len: int | None) -> StreamI
     rows = index.rows
     if rows.ids is not None and (rows.dtype is not None or not rows.is_raw):
         return index
-    shard = index.shards[0]
+    shard = next(shard for shard in index.shards if shard.samples)
     place = store.url(shard.fetched.name)
     sample = first_sample(shard, store)
     try:

@@ -10,7 +10,7 @@ llm-foundry writes them (int32 or int64, which only the length or the values tel
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -32,7 +32,9 @@ class RowFormat:
 
     `sizes` are the fixed sizes of all columns in bytes, None where a sample says it. `dtype` is
     None where a sample
-    says it (`ndarray`) or where it must be found out (`bytes`); `ids` likewise.
+    says it (`ndarray`) or where it must be found out (`bytes`); `ids` likewise. `shaped` is True
+    where each sample
+    begins with its own shape.
     """
 
     encoding: str
@@ -40,6 +42,7 @@ class RowFormat:
     sizes: tuple[int | None, ...]
     dtype: str | None
     ids: int | None
+    shaped: bool = False
 
     @property
     def is_raw(self) -> bool:
@@ -48,9 +51,7 @@ class RowFormat:
 
     def with_dtype(self, dtype: str) -> RowFormat:
         """The same, with the integer type of a `bytes` column settled."""
-        return RowFormat(
-            encoding=self.encoding, column=self.column, sizes=self.sizes, dtype=dtype, ids=self.ids
-        )
+        return replace(self, dtype=dtype)
 
     def tokens(self, sample: bytes) -> bytes:
         """The bytes of the tokens column of a sample. ValueError when the sample is too short."""
@@ -79,7 +80,7 @@ class RowFormat:
         dtype, position = self.dtype, 0
         if dtype is None:
             dtype, position = _value_dtype(data), 1
-        if self.ids is None:
+        if self.shaped:
             position = _skip_shape(data, position)
         return _values(data[position:], dtype)
 
@@ -106,11 +107,16 @@ def row_format(
     kind, _, rest = encodings[column].partition(":")
     dtype, _, shape = rest.partition(":")
     readable = kind == "bytes" or (kind == "ndarray" and dtype in (*INTEGERS, ""))
-    if not readable or "," in shape:
+    if not readable or not (shape.isdigit() and int(shape) if shape else True):
         raise DataError(
             f"{where}: column {TOKENS_COLUMN!r} is {encodings[column]}; one row of integers as "
             f"ndarray or bytes is "
             f"needed. The columns are {columns}."
+        )
+    if shape and sizes[column] != int(shape) * np.dtype(dtype).itemsize:
+        raise DataError(
+            f"{where}: column_sizes says {sizes[column]} bytes, {encodings[column]} takes "
+            f"{int(shape) * np.dtype(dtype).itemsize}."
         )
     return RowFormat(
         encoding=kind,
@@ -118,6 +124,7 @@ def row_format(
         sizes=tuple(None if size is None else int(size) for size in sizes),
         dtype=dtype or None,
         ids=int(shape) if shape else None,
+        shaped=kind == "ndarray" and not shape,
     )
 
 
