@@ -192,7 +192,7 @@ class StatusLine:
 
     def _show_live(self, line: str, done: float, total: float | None) -> None:
         if self._live is None:
-            self._live = _open_live(self._stream)
+            self._live = _open_live(self._stream, line)
         bar, task = self._live
         bar.update(task, completed=done, total=total, description=line)
 
@@ -207,7 +207,8 @@ def resolve_mode(mode: Mode, stream: TextIO) -> Mode:
 
 
 def training_line(event: Event, *, total_steps: int | None, status: Mapping[str, Any]) -> str:
-    """The status line of one step event. `status`: save_share, seconds_left, skipped where
+    """The status line of one step event, what matters most first: a narrow terminal cuts its end.
+    `status`: save_share, seconds_left, skipped where
     known.
     """
     of = "" if total_steps is None else f"/{total_steps:,}"
@@ -218,15 +219,15 @@ def training_line(event: Event, *, total_steps: int | None, status: Mapping[str,
         f"norm {_number(event['grad_norm'], '.3g')}",
         f"{format_count(event['tokens_per_second'])} tok/s",
     ]
+    if status.get("seconds_left") is not None:
+        parts.append(f"{format_duration(status['seconds_left'])} left")
     if event.get("mfu") is not None:
-        parts.append(f"mfu {100 * event['mfu']:.1f} %")
+        parts.append(f"mfu {_percent(event['mfu'])}")
     parts.append(f"data {_percent(event['data_wait'])}")
     if status.get("save_share") is not None:
         parts.append(f"save {_percent(status['save_share'])}")
     if status.get("skipped"):
         parts.append(f"skipped {status['skipped']:,}")
-    if status.get("seconds_left") is not None:
-        parts.append(f"{format_duration(status['seconds_left'])} left")
     return "  ".join(parts)
 
 
@@ -238,7 +239,7 @@ def _number(value: float | None, form: str) -> str:
     return "nan" if value is None else format(value, form)
 
 
-def _open_live(stream: TextIO) -> tuple[RichProgress, TaskID]:
+def _open_live(stream: TextIO, line: str) -> tuple[RichProgress, TaskID]:
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn
 
@@ -248,7 +249,9 @@ def _open_live(stream: TextIO) -> tuple[RichProgress, TaskID]:
         TextColumn("{task.description}", markup=False),
         console=console,
         refresh_per_second=8,
+        redirect_stdout=False,  # else what is printed there would end up here, on stderr
     )
-    task = bar.add_task("", total=None)
+    task = bar.add_task(line, total=None)
     bar.start()
+    console.show_cursor(True)  # a killed process cannot give it back
     return bar, task

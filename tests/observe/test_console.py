@@ -102,8 +102,9 @@ with Progress("encode", total=3) as bar:
     bar.say("first [red] line")
     for _ in range(3):
         bar.advance(1, tokens=1_000_000)
+    print("within")
     bar.say("second line")
-print("result")
+print("after")
 """
 
 
@@ -125,10 +126,11 @@ def test_a_terminal_gets_a_line_that_is_rewritten() -> None:
     except OSError:  # the other end is closed
         pass
     os.close(leader)
-    assert done.stdout == b"result\n"
+    assert done.stdout == b"within\nafter\n"
     assert b"\x1b[2K" in shown
     assert b"first [red] line" in shown
     assert b"3/3 documents (100 %)" in shown
+    assert b"\x1b[?25h" in shown[shown.rindex(b"\x1b[?25l") :], "the cursor is hidden"
 
 
 def test_the_training_line_says_all_that_is_known() -> None:
@@ -143,8 +145,8 @@ def test_the_training_line_says_all_that_is_known() -> None:
     }
     status = {"save_share": 0.001, "seconds_left": 3725.0, "skipped": 2}
     assert training_line(event, total_steps=10_000, status=status) == (
-        "step 1,200/10,000  loss 3.2144  lr 3.00e-04  norm 0.812  1.23M tok/s  mfu 41.2 %"
-        "  data 0.3 %  save 0.1 %  skipped 2  1:02:05 left"
+        "step 1,200/10,000  loss 3.2144  lr 3.00e-04  norm 0.812  1.23M tok/s  1:02:05 left"
+        "  mfu 41.2 %  data 0.3 %  save 0.1 %  skipped 2"
     )
     bare = {**event, "mfu": None, "loss": None}
     assert training_line(bare, total_steps=None, status={}) == (
