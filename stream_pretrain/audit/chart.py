@@ -9,14 +9,14 @@ least and greatest of every pixel column: no peak is lost.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from bisect import bisect_left
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from html import escape
 from typing import Literal
 
+from stream_pretrain.audit.thinning import Point, thin
 from stream_pretrain.units import format_count
-
-Point = tuple[float, float]
 
 _COLORS = 6
 
@@ -31,6 +31,7 @@ stroke-linejoin:round}.chart .faint{opacity:.35;stroke-width:1}
 .chart .dashed{stroke-dasharray:6 4}
 .chart .mark{stroke:var(--mark);stroke-dasharray:3 3}.chart .restart{stroke:var(--flag);
 stroke-dasharray:1 3}.chart .flag{fill:var(--flag)}
+.chart .hint{fill:transparent}.chart .hint:hover{fill:var(--ink);opacity:.08}
 """ + "".join(
     f".chart .s{n}{{stroke:var(--c{n})}}.chart .d{n}{{fill:var(--c{n})}}\n" for n in range(_COLORS)
 )
@@ -40,6 +41,7 @@ _TITLE, _ROW = 26, 18
 _MARK_CLASS = {"epoch": "mark", "restart": "restart"}
 _CHARACTER_PX = 6.7
 _LABEL_GAP_PX = 64
+_HINT_PX = 8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,8 +106,8 @@ def line_chart(
     log_y: bool = False,
     standalone: bool = True,
 ) -> str:
-    """The chart as an `<svg>` element; `standalone` brings its own style and may be saved as a
-    file.
+    """The chart as an `<svg>` element: `standalone` with its own style, to be saved as a file, or
+    part of a page that has `STYLE`; there it names the values under the mouse.
 
     With `log_y`, values of zero and below interrupt the line.
     """
@@ -125,27 +127,8 @@ def line_chart(
     else:
         parts += [_axes(frame, size, x_label, y_label), _marks(frame, marks)]
         parts += [_line(frame, one) for one in series]
+        parts += [_hints(frame, series, x_label)] if not standalone else []
     return "".join([*parts, "</svg>\n"])
-
-
-def thin(points: Iterable[Point], x_from: float, x_to: float, columns: int) -> list[Point]:
-    """At most four points a column, in order: the first, the last, the least and the greatest.
-
-    Points whose y is not finite are kept, one a column, as they interrupt the line.
-    """
-    kept: list[Point] = []
-    column: list[Point] = []
-    current = -1
-    scale = columns / (x_to - x_from) if x_to > x_from else 0.0
-    for point in points:
-        place = int((point[0] - x_from) * scale)
-        if place != current:
-            kept += _extremes(column)
-            column, current = [], place
-        column.append(point)
-        if len(column) > 512:
-            column = _extremes(column)
-    return kept + _extremes(column)
 
 
 def ticks(low: float, high: float, count: int) -> list[float]:
@@ -161,18 +144,6 @@ def ticks(low: float, high: float, count: int) -> list[float]:
 
 def _coloured(one: Series, place: int) -> Series:
     return replace(one, color=(place if one.color is None else one.color) % _COLORS)
-
-
-def _extremes(column: list[Point]) -> list[Point]:
-    if len(column) <= 4:
-        return column
-    finite = [n for n, (_, y) in enumerate(column) if math.isfinite(y)]
-    places = {0, len(column) - 1}
-    if finite:
-        places |= {min(finite, key=lambda n: column[n][1]), max(finite, key=lambda n: column[n][1])}
-    if len(finite) < len(column):
-        places.add(next(n for n, (_, y) in enumerate(column) if not math.isfinite(y)))
-    return [column[n] for n in sorted(places)]
 
 
 def _frame(
@@ -281,6 +252,26 @@ def _dot(one: Series, point: Point, at: str) -> str:
     x, y = at.split()
     what = escape(f"{one.name}: {point[1]:.5g} at {point[0]:,.0f}")
     return f'<circle class="d{one.color}" cx="{x}" cy="{y}" r="3"><title>{what}</title></circle>'
+
+
+def _hints(frame: _Frame, series: Sequence[Series], x_label: str) -> str:
+    """Strips that nobody sees until the mouse is over one: they name the values nearest to it."""
+    shown = [(one, [x for x, _ in one.points]) for one in series if one.points and not one.faint]
+    parts = []
+    for place in range(int(frame.right - frame.left) // _HINT_PX):
+        left = frame.left + place * _HINT_PX
+        share = (left + _HINT_PX / 2 - frame.left) / (frame.right - frame.left)
+        at = frame.x_from + share * (frame.x_to - frame.x_from)
+        lines = [f"{x_label} {at:,.0f}"]
+        for one, xs in shown:
+            after = min(bisect_left(xs, at), len(xs) - 1)
+            nearest = min((max(0, after - 1), after), key=lambda n: abs(xs[n] - at))
+            lines.append(f"{one.name}: {one.points[nearest][1]:.5g}")
+        strip = f'x="{left:.0f}" y="{frame.top}" width="{_HINT_PX}"'
+        said = f"<title>{escape(chr(10).join(lines))}</title>"
+        tall = f'height="{frame.bottom - frame.top}"'
+        parts.append(f'<rect class="hint" {strip} {tall}>{said}</rect>')
+    return "".join(parts)
 
 
 def _legend(series: Sequence[Series], width: int) -> tuple[str, int]:

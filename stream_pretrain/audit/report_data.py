@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from stream_pretrain.audit.chart import thin
+from stream_pretrain.audit.thinning import thin
 from stream_pretrain.observe.jsonl import Event
 
 COLUMNS = ("loss", "lr", "grad_norm", "tokens_per_second", "data_wait", "mfu")

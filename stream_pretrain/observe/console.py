@@ -208,8 +208,8 @@ def resolve_mode(mode: Mode, stream: TextIO) -> Mode:
 
 def training_line(event: Event, *, total_steps: int | None, status: Mapping[str, Any]) -> str:
     """The status line of one step event, what matters most first: a narrow terminal cuts its end.
-    `status`: save_share, seconds_left, skipped where
-    known.
+
+    `status`: `save_share`, `seconds_left`, `skipped`, where known.
     """
     of = "" if total_steps is None else f"/{total_steps:,}"
     parts = [

@@ -8,7 +8,8 @@ import xml.etree.ElementTree as ElementTree
 
 import pytest
 
-from stream_pretrain.audit.chart import Mark, Series, line_chart, thin, ticks
+from stream_pretrain.audit.chart import Mark, Series, line_chart, ticks
+from stream_pretrain.audit.thinning import thin
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -120,3 +121,13 @@ def test_many_series_share_six_colours_and_wrap_their_keys() -> None:
 )
 def test_ticks_are_round_numbers(low: float, high: float, expected: list[float]) -> None:
     assert ticks(low, high, 5 if high == 10 else 3) == pytest.approx(expected)
+
+
+def test_a_chart_within_a_page_names_the_values_nearest_to_the_mouse() -> None:
+    rising = Series(name="up", points=[(float(n), 2.0 * n) for n in range(101)])
+    rare = Series(name="rare", points=[(50.0, 7.0)])
+    svg = line_chart([rising, rare], "t", standalone=False)
+    strips = list(parse(svg).iter(f"{SVG}rect"))
+    assert len(strips) > 50
+    assert "".join(strips[0].itertext()) == "step 0\nup: 0\nrare: 7"
+    assert "<rect" not in line_chart([rising], "t")
