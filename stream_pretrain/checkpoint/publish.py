@@ -59,8 +59,8 @@ class Publisher:
         """
         owner = self.peers.leader(lambda: self._own)
         place = disk.saving_place((self.staging or self.run).store.path, snapshot.step, owner)
-        self.peers.every(lambda: self._begin(place, snapshot))
         try:
+            self.peers.every(lambda: self._begin(place, snapshot))
             written = write_files(place, snapshot, peers=self.peers, extras=self.extras)
             receipt = self.peers.leader(lambda: self._receipt(snapshot, written.everybody))
             if self.staging is None:
@@ -90,10 +90,10 @@ class Publisher:
     def _begin(self, place: Path, snapshot: Snapshot) -> None:
         local_leader = self.peers.world.local_rank == 0
         if self.peers.world.is_leader or (self.staging is not None and local_leader):
-            disk.begin(place, snapshot.live)
             size = sum(t.nbytes for part in snapshot.host.values() for t in part.values())
             ranks = self.peers.world
             count = ranks.world_size if self.staging is None else ranks.local_world_size
+            disk.begin(place, snapshot.live)
             disk.require_space(place, size * count)
 
     def _receipt(self, snapshot: Snapshot, stamps: Iterable[FileStamp]) -> Receipt:

@@ -51,7 +51,7 @@ class Search:
 
     def find(self, resume: Resume, *, at_most: int | None = None) -> Found | None:
         """Newest whole checkpoint (not beyond `at_most`), or exactly the step asked for."""
-        self.peers.leader(self._probe_first)
+        self.peers.leader(self._require_same_run)
         if self.peers.world.nodes > 1 and self.run.store.is_local:
             self._require_shared()
         candidates = self.peers.leader(lambda: self._candidates(resume))
@@ -67,7 +67,7 @@ class Search:
                     self.warn(f"the checkpoint of step {step} is passed over: {error}")
         return None
 
-    def _probe_first(self) -> None:
+    def _require_same_run(self) -> None:
         if self.staging is not None:
             same_run(self.run, self.staging, self.warn)
 

@@ -12,6 +12,7 @@ import multiprocessing
 import sys
 import tempfile
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +23,12 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
+from stream_pretrain.checkpoint import disk
+from stream_pretrain.checkpoint.peers import Peers
 from stream_pretrain.checkpoint.save import Checkpoints
 from stream_pretrain.checkpoint.state import TrainState
 from stream_pretrain.config.sections import CheckpointConfig
+from stream_pretrain.errors import OwnerError, StorageError
 from stream_pretrain.schema import World
 from stream_pretrain.storage.store import open_store
 
@@ -34,8 +38,9 @@ def wrapped(kind: str, ranks: int) -> nn.Module:
     model = tiny.make_model(seed=7)
     if kind == "ddp":
         return nn.parallel.DistributedDataParallel(model, find_unused_parameters=True)
-    if kind == "fsdp2":
-        mesh = init_device_mesh("cpu", (ranks,))
+    if kind in ("fsdp2", "hsdp"):
+        shape, names = ((2, ranks // 2), ("copy", "shard")) if kind == "hsdp" else ((ranks,), None)
+        mesh = init_device_mesh("cpu", shape, mesh_dim_names=names)
         fully_shard(model.block, mesh=mesh)
         fully_shard(model, mesh=mesh)
     return model
@@ -44,6 +49,59 @@ def wrapped(kind: str, ranks: int) -> nn.Module:
 def add_up(loss: Tensor) -> None:
     """Sum over all ranks."""
     dist.all_reduce(loss)
+
+
+def raised(action: Callable[[], object]) -> str:
+    """Class and message of what an action raises."""
+    try:
+        action()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return "nothing"
+
+
+def fail_on(rank: int, world: World, error: Exception) -> str:
+    """Raise on one rank."""
+    if world.rank == rank:
+        raise error
+    return f"value of {world.rank}"
+
+
+def talk(world: World) -> dict[str, Any]:
+    """Values and errors that cross between ranks."""
+    peers = Peers(world, dist.new_group(backend="gloo"))
+    full = StorageError("disk is full", "full")
+    return {
+        "every": peers.every(lambda: world.rank * 10),
+        "leader": peers.leader(lambda: f"from {world.rank}"),
+        "deal": peers.deal(lambda: ["zero", "one"]),
+        "every raises": raised(lambda: peers.every(lambda: fail_on(1, world, full))),
+        "leader raises": raised(lambda: peers.leader(lambda: fail_on(0, world, KeyError("x")))),
+        "deal raises": raised(lambda: peers.deal(lambda: [fail_on(0, world, OwnerError("taken"))])),
+        "after": peers.leader(lambda: "still in step"),
+    }
+
+
+def failing_save(
+    saver: Checkpoints, rank: int, model: nn.Module, optimizer: Any, world: World
+) -> dict[str, Any]:
+    """A save that fails on one rank fails on all, and the next one works."""
+    state = TrainState()
+    tiny.train(model, optimizer, state, 1, world=world, reduce_loss=add_up)
+    real = disk.write_file
+
+    def broken(path: Path, data: bytes) -> None:
+        if path.name == f"rng-{rank:05d}.pt":
+            raise OSError(28, "No space left on device")
+        real(path, data)
+
+    disk.write_file = broken  # a fault at the write edge, on every rank's disk module
+    saver.save(state)
+    error = raised(saver.wait)
+    disk.write_file = real
+    saver.save(state)
+    saver.close()
+    return {"error raised": error, "saved": saver.saved_step}
 
 
 def run_stage(stage: dict[str, Any], rank: int, rendezvous: str) -> dict[str, Any]:
@@ -57,12 +115,14 @@ def run_stage(stage: dict[str, Any], rank: int, rendezvous: str) -> dict[str, An
         node_rank=rank // stage.get("local", ranks),
     )
     dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=ranks)
+    if stage["kind"] == "peers":
+        return talk(world)
     model = wrapped(stage["kind"], ranks)
     if not stage.get("resume", True):
         torch.manual_seed(0)
     optimizer = tiny.make_optimizer(model)
     saver = Checkpoints(
-        run=open_store(stage["run"]),
+        run=open_store(stage["run"].format(node=world.node_rank)),
         staging=Path(stage.get("staging", "/nonexistent").format(node=world.node_rank)),
         config=CheckpointConfig(),
         world=world,
@@ -70,6 +130,8 @@ def run_stage(stage: dict[str, Any], rank: int, rendezvous: str) -> dict[str, An
         model=model,
         optimizer=optimizer,
     )
+    if stage.get("fail"):
+        return failing_save(saver, stage["fail"], model, optimizer, world)
     found = saver.find("auto")
     state = saver.restore(found) if found else TrainState()
     restored = tiny.fingerprint(model, optimizer)

@@ -198,6 +198,37 @@ def test_bursts_of_errors_and_resets_are_survived(
     assert restored(opened(store(bucket, retries=6), tmp_path / "b")) == (2, saved)
 
 
+def test_upload_that_arrives_damaged_gets_no_receipt(
+    bucket: str, tmp_path: Path, fault_proxy: FaultProxy
+) -> None:
+    saver = opened(store(bucket), tmp_path)
+    saver.find("auto")
+    fault_proxy.fail("corrupt", "step-00000001/model/__0_0.distcp", methods=("GET",))
+    advance(saver, TrainState())
+    with pytest.raises(StorageError, match=r"model/__0_0\.distcp: differs from what was sent"):
+        saver.close()
+    assert store(bucket).head("checkpoints/step-00000001/receipt.json") is None
+
+
+def test_damage_in_staging_and_not_in_the_bucket_yet_is_passed_over(
+    bucket: str, tmp_path: Path, fault_proxy: FaultProxy
+) -> None:
+    saver = opened(store(bucket, retries=1), tmp_path)
+    saver.find("auto")
+    state = TrainState()
+    advance(saver, state)
+    saver.wait()
+    fault_proxy.fail("status", "step-00000002", methods=("PUT", "POST"))
+    advance(saver, state)
+    with pytest.raises(StorageError):
+        saver.close()
+    fault_proxy.heal()
+    (staged(tmp_path) / "step-00000002/state.json").write_bytes(b"{}")
+    warnings: list[str] = []
+    assert restored(opened(store(bucket), tmp_path, warnings))[0] == 1
+    assert "step-00000002/state.json" in warnings[0]
+
+
 def test_missing_bucket_is_a_clear_error(s3: object, tmp_path: Path) -> None:
     del s3
     run = open_store("s3://no-such-bucket-here/run", StorageConfig(retries=1, timeout=5.0))
@@ -227,9 +258,10 @@ def test_before_receipt_runs_before_each_receipt(bucket: str, tmp_path: Path) ->
     assert seen == [(False, False), (True, False)]
 
 
+@pytest.mark.slow
 def test_two_nodes_take_the_bucket_for_the_truth(bucket: str, tmp_path: Path) -> None:
     """Each node has its own staging; one receipt lists the files of both."""
-    from test_checkpoint_ranks import run_stages
+    from test_checkpoint_ranks import run_stages, without_errors
 
     stage = {
         "run": f"{bucket}/run",
@@ -239,11 +271,11 @@ def test_two_nodes_take_the_bucket_for_the_truth(bucket: str, tmp_path: Path) ->
         "steps": 2,
         "staging": str(tmp_path / "node{node}"),
     }
-    first, second = run_stages(tmp_path, [stage, stage])
+    first, second = without_errors(run_stages(tmp_path, {"two": [stage, stage]})["two"])
     assert second[0]["restored"] == first[0]["end"]
     receipt = json.loads(store(bucket).read("checkpoints/step-00000004/receipt.json"))
     names = {entry["name"] for entry in receipt["files"]}
     assert {"model/__0_0.distcp", "model/__1_0.distcp", "rng-00001.pt"} <= names
     shutil.rmtree(tmp_path / "node1")
-    (third,) = run_stages(tmp_path, [{**stage, "ranks": 1}])
+    (third,) = without_errors(run_stages(tmp_path, {"one": [{**stage, "ranks": 1}]})["one"])
     assert third[0]["restored"] == second[0]["end"]
