@@ -82,6 +82,7 @@ def _both(
     log_y: bool = False,
 ) -> str:
     """A chart for a desk and one for a phone; the page's style shows one of them."""
+    series = [replace(one, name=redact(one.name)) for one in series]
     drawn = []
     for look, size in (("wide", _WIDE), ("narrow", _NARROW)):
         svg = line_chart(
@@ -101,9 +102,7 @@ def _losses(history: History) -> list[Series]:
     series = _with_mean(history, "loss", "training")
     for place, (name, found) in enumerate(history.evaluations.items()):
         points = [(float(step), values.get("loss", math.nan)) for step, values in found]
-        series.append(
-            Series(name=f"validation {redact(name)}", points=points, color=place + 1, dots=True)
-        )
+        series.append(Series(name=f"validation {name}", points=points, color=place + 1, dots=True))
     return series
 
 

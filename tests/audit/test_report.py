@@ -29,6 +29,9 @@ from stream_pretrain.storage.store import open_store
 VOID = {"meta", "br", "link", "path", "line", "circle"}
 
 
+LAST = {"applied": False, "stream_loss": {"web": 0.5, "code?sig=SIG3": 0.5}}
+
+
 def step(number: int, time: float, **changes: Any) -> Event:
     fields: dict[str, Any] = {
         "step": number,
@@ -60,9 +63,7 @@ def a_run() -> list[Event]:
     events += [step(n, 146.0 + 2 * (n - 6)) for n in range(7, 11)]
     events += [resume_event(step=10, time=160.0, world_size=2, endpoint="https://me:pw@host/x")]
     events += [step(n, 160.0 + 2 * (n - 10), stream_tokens=mixture) for n in range(11, 20)]
-    events += [
-        step(20, 180.0, loss=math.nan, extra={"applied": False, "stream_loss": {"web": 0.5}})
-    ]
+    events += [step(20, 180.0, loss=math.nan, extra=LAST)]
     events += evaluation_events(step=20, time=181.0, sets={"web": {"loss": 1.5}}, seconds=1.0)
     events += [stop_event(step=20, time=181.0, reason="max_steps")]
     return events
@@ -152,7 +153,7 @@ def test_secrets_never_reach_the_page(tmp_path: Path) -> None:
     run = write_run(tmp_path, a_run(), config)
     write_report(open_store(run))
     html = (run / "report.html").read_text()
-    for secret in ("SIG1", "SIG2", "PASS1", "PASS2", "me:pw"):
+    for secret in ("SIG1", "SIG2", "SIG3", "PASS1", "PASS2", "me:pw"):
         assert secret not in html
     assert "https://***@host/x" in html
     assert "s3://***@bucket/x" in html

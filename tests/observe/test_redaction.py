@@ -20,6 +20,7 @@ from stream_pretrain.observe.redaction import redact
         ("aws_secret_access_key: abc/def+1", "aws_secret_access_key: ***"),
         ("AWS_ACCESS_KEY_ID=AKIA123", "AWS_ACCESS_KEY_ID=***"),
         ('{"password": "a b", "x": 1}', '{"password": ***, "x": 1}'),
+        ("part of a link: x?sig=abc&se=2026", "part of a link: x?sig=***&se=***"),
         ("session_token: abc", "session_token: ***"),
         ("storage.api_key=abc", "storage.api_key=***"),
     ],
