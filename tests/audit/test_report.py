@@ -236,3 +236,12 @@ def test_a_place_without_metrics_is_refused(tmp_path: Path) -> None:
         DataError, match=r"metrics.jsonl: there is no such file. Give the directory"
     ):
         write_report(open_store(tmp_path))
+
+
+def test_metrics_that_are_not_on_this_machine_are_fetched_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = open_store(write_run(tmp_path, a_run()))
+    monkeypatch.setattr(type(run), "is_local", False)
+    write_report(run)
+    assert "at step 20: max_steps" in check((tmp_path / "report.html").read_text())
