@@ -40,7 +40,7 @@ from stream_pretrain.model.weights import fill_from
 from stream_pretrain.schema import ModelFacts
 
 if TYPE_CHECKING:
-    from stream_pretrain.config.sections import ModelConfig
+    from stream_pretrain.config.sections import ComputeConfig, LossConfig, ModelConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +56,32 @@ class ForwardSettings:
     z_weight: float = 0.0
     document_eos_id: int | None = None
     recompute_blocks: bool = False
+
+    @classmethod
+    def of(
+        cls, *, model: ModelConfig, loss: LossConfig, compute: ComputeConfig, eos_id: int | None
+    ) -> ForwardSettings:
+        """What the configuration asks for; `eos_id` is the dataset's end-of-text, None where it has
+        none."""
+        if faults := check_document_mask(model, eos_id):
+            raise ConfigError.of(faults)
+        return cls(
+            loss_chunk=loss.chunk,
+            z_weight=loss.z_loss,
+            document_eos_id=eos_id if model.document_mask else None,
+            recompute_blocks=compute.activation_checkpointing,
+        )
+
+
+def check_document_mask(model: ModelConfig, eos_id: int | None) -> list[Fault]:
+    """A document mask without an end-of-text id would have no effect; needs no model."""
+    if not model.document_mask or eos_id is not None:
+        return []
+    remedy = (
+        "the data names no end-of-text token, so documents cannot be told apart; "
+        "convert it with one, or leave this out"
+    )
+    return [Fault(path="model.document_mask", found="true", remedy=remedy)]
 
 
 class _MaskedScores:

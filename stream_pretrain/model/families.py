@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from stream_pretrain.model import rope
+from stream_pretrain.model import keys, rope
 
 Fields = Mapping[str, Any]
 
@@ -198,141 +198,6 @@ def _is_tied(config: Fields, family: Family) -> bool:
     return bool(config.get("tie_word_embeddings", family.unit_offset))
 
 
-def _write_neox(fields: Fields) -> dict[str, Any]:
-    return {
-        "layer_norm_eps": fields["norm_eps"],
-        "rotary_pct": fields["rotary_percentage"],
-        "rotary_emb_base": fields["rope_base"],
-        "rope_scaling": rope.write_scaling(fields),
-        "use_parallel_residual": fields["parallel_residual"],
-        "attention_bias": True,
-        "hidden_act": _ACTIVATIONS[fields["gelu_approximate"]],
-    }
-
-
-def _read_neox(config: Fields) -> dict[str, Any]:
-    if not config.get("attention_bias", True):
-        raise ValueError("attention_bias is false, which LitGPT's NeoX blocks cannot express")
-    return {
-        "norm_eps": config.get("layer_norm_eps", 1e-5),
-        "rotary_percentage": config.get("rotary_pct", 0.25),
-        "rope_base": rope.base_of(config, config.get("rotary_emb_base", 10000)),
-        "rope_adjustments": rope.read_scaling(config),
-        "parallel_residual": config.get("use_parallel_residual", True),
-        "gelu_approximate": _approximation(config.get("hidden_act", "gelu")),
-    }
-
-
-def _write_llama(fields: Fields) -> dict[str, Any]:
-    return {
-        "num_key_value_heads": fields["n_query_groups"] or fields["n_head"],
-        "head_dim": fields["head_size"] or fields["n_embd"] // fields["n_head"],
-        "rms_norm_eps": fields["norm_eps"],
-        "rope_theta": fields["rope_base"],
-        "rope_scaling": rope.write_scaling(fields),
-        "hidden_act": "silu",
-        "attention_bias": fields["bias"] or fields["attn_bias"],
-        "mlp_bias": fields["bias"],
-    }
-
-
-def _read_llama(config: Fields) -> dict[str, Any]:
-    if config.get("hidden_act", "silu") != "silu":
-        raise ValueError(f"hidden_act is {config['hidden_act']!r}, must be 'silu'")
-    bias = bool(config.get("attention_bias", False))
-    if bias != bool(config.get("mlp_bias", False)) and config["model_type"] == "llama":
-        raise ValueError("attention_bias and mlp_bias differ, which LitGPT cannot express")
-    return {**_read_heads(config), "bias": bias}
-
-
-def _read_heads(config: Fields) -> dict[str, Any]:
-    heads = config["num_attention_heads"]
-    return {
-        "n_query_groups": config.get("num_key_value_heads") or heads,
-        "head_size": config.get("head_dim") or config["hidden_size"] // heads,
-        "norm_eps": config.get("rms_norm_eps", 1e-6),
-        "rope_base": rope.base_of(config, 10000),
-        "rope_adjustments": rope.read_scaling(config),
-    }
-
-
-def _write_mistral(fields: Fields) -> dict[str, Any]:
-    return {**_write_llama(fields), "sliding_window": fields["sliding_window_size"]}
-
-
-def _read_mistral(config: Fields) -> dict[str, Any]:
-    return {**_read_llama(config), "sliding_window_size": config.get("sliding_window")}
-
-
-def _write_gemma(fields: Fields) -> dict[str, Any]:
-    return {**_write_llama(fields), "hidden_act": _TANH, "hidden_activation": _TANH}
-
-
-def _read_gemma(config: Fields) -> dict[str, Any]:
-    # the older key hidden_act says "gelu" in Google's own files, and is not used where the newer
-    # one is
-    if config.get("hidden_activation") not in (None, _TANH):
-        raise ValueError(f"hidden_activation is {config['hidden_activation']!r}, must be {_TANH!r}")
-    return _read_heads(config)
-
-
-def _write_gemma2(fields: Fields) -> dict[str, Any]:
-    window = fields["sliding_window_indices"]
-    kinds = ["sliding_attention" if slides else "full_attention" for slides in window]
-    return {
-        **_write_gemma(fields),
-        "query_pre_attn_scalar": fields["attention_scores_scalar"] or fields["head_size"],
-        "sliding_window": fields["sliding_window_size"],
-        "layer_types": kinds[: fields["n_layer"]],
-        "attn_logit_softcapping": fields["attention_logit_softcapping"],
-        "final_logit_softcapping": fields["final_logit_softcapping"],
-    }
-
-
-def _read_gemma2(config: Fields) -> dict[str, Any]:
-    layers = config["num_hidden_layers"]
-    period = 2 if config["model_type"] == "gemma2" else config.get("sliding_window_pattern", 6)
-    kinds = config.get("layer_types")
-    slides = (
-        [int((layer + 1) % period != 0) for layer in range(layers)]
-        if kinds is None
-        else [int(kind == "sliding_attention") for kind in kinds]
-    )
-    return {
-        **_read_gemma(config),
-        "attention_scores_scalar": config.get("query_pre_attn_scalar", 256),
-        "sliding_window_size": config.get("sliding_window", 4096),
-        "sliding_window_indices": slides,
-        "attention_logit_softcapping": config.get("attn_logit_softcapping"),
-        "final_logit_softcapping": config.get("final_logit_softcapping"),
-    }
-
-
-def _write_gemma3(fields: Fields) -> dict[str, Any]:
-    return {**_write_gemma2(fields), "rope_local_base_freq": fields["rope_local_base_freq"]}
-
-
-def _read_gemma3(config: Fields) -> dict[str, Any]:
-    read = _read_gemma2(config)
-    return {
-        **read,
-        "rope_base": rope.base_of(config, 1_000_000),
-        "rope_local_base_freq": config.get("rope_local_base_freq", 10000.0),
-        "rope_indices": read["sliding_window_indices"],
-    }
-
-
-_TANH = "gelu_pytorch_tanh"
-_ACTIVATIONS = {"none": "gelu", "tanh": _TANH}
-
-
-def _approximation(activation: str) -> str:
-    known = {"gelu": "none", _TANH: "tanh", "gelu_new": "tanh"}
-    if activation not in known:
-        raise ValueError(f"hidden_act is {activation!r}, must be one of {sorted(known)}")
-    return known[activation]
-
-
 _LLAMA_BLOCK = {"norm_class_name": "RMSNorm", "mlp_class_name": "LLaMAMLP", "bias": False}
 _GEMMA_BLOCK = {
     "norm_class_name": "RMSNorm",
@@ -349,8 +214,8 @@ FAMILIES: tuple[Family, ...] = (
         causal_lm="MistralForCausalLM",
         needs={**_LLAMA_BLOCK, **_PLAIN},
         can=("sliding_window_size",),
-        write=_write_mistral,
-        read=_read_mistral,
+        write=keys.write_mistral,
+        read=keys.read_mistral,
     ),
     Family(
         model_type="llama",
@@ -358,37 +223,37 @@ FAMILIES: tuple[Family, ...] = (
         needs={"norm_class_name": "RMSNorm", "mlp_class_name": "LLaMAMLP"}
         | {"parallel_residual": False, "rotary_percentage": 1.0},
         can=("bias", "attn_bias"),
-        write=_write_llama,
-        read=_read_llama,
+        write=keys.write_llama,
+        read=keys.read_llama,
     ),
     Family(
         model_type="gpt_neox",
         causal_lm="GPTNeoXForCausalLM",
         needs={"norm_class_name": "LayerNorm", "mlp_class_name": "GptNeoxMLP", "bias": True},
         can=("parallel_residual", "rotary_percentage", "gelu_approximate", "attn_bias"),
-        write=_write_neox,
-        read=_read_neox,
+        write=keys.write_neox,
+        read=keys.read_neox,
     ),
     Family(
         model_type="qwen2",
         causal_lm="Qwen2ForCausalLM",
         needs={**_LLAMA_BLOCK, **_PLAIN, "attn_bias": True},
-        write=_write_llama,
-        read=_read_heads,
+        write=keys.write_llama,
+        read=keys.read_heads,
     ),
     Family(
         model_type="qwen3",
         causal_lm="Qwen3ForCausalLM",
         needs={**_LLAMA_BLOCK, **_PLAIN, "norm_qk": True},
-        write=_write_llama,
-        read=_read_heads,
+        write=keys.write_llama,
+        read=keys.read_heads,
     ),
     Family(
         model_type="gemma",
         causal_lm="GemmaForCausalLM",
         needs={**_GEMMA_BLOCK, **_PLAIN},
-        write=_write_gemma,
-        read=_read_gemma,
+        write=keys.write_gemma,
+        read=keys.read_gemma,
         unit_offset=True,
     ),
     Family(
@@ -401,8 +266,8 @@ FAMILIES: tuple[Family, ...] = (
             "attention_logit_softcapping",
             "final_logit_softcapping",
         ),
-        write=_write_gemma2,
-        read=_read_gemma2,
+        write=keys.write_gemma2,
+        read=keys.read_gemma2,
         unit_offset=True,
     ),
     Family(
@@ -415,8 +280,8 @@ FAMILIES: tuple[Family, ...] = (
             "final_logit_softcapping",
             "rope_local_base_freq",
         ),
-        write=_write_gemma3,
-        read=_read_gemma3,
+        write=keys.write_gemma3,
+        read=keys.read_gemma3,
         unit_offset=True,
     ),
 )

@@ -117,7 +117,8 @@ def _flex(
         assert softcap is not None
         return softcap * torch.tanh(score / softcap)
 
-    # uncompiled, flex attention computes every score; inside a compiled block it is compiled with it
+    # uncompiled, flex attention computes every score; inside a compiled block it is compiled with
+    # it
     kernel: Any = flex_attention if torch.compiler.is_compiling() else _compiled_flex()
     score_mod = None if softcap is None else capped
     out: Tensor = kernel(query, key, value, block_mask=mask, score_mod=score_mod, scale=scale)

@@ -7,6 +7,7 @@ on one process.
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import Any
 
@@ -76,7 +77,7 @@ def main(rank: int, world_size: int, meeting: str, optimizer: str) -> None:
     step(sharded, ours, ids()[rank::world_size], float(world_size))
     for name, parameter in sharded.named_parameters():
         assert torch.equal(whole(parameter), before[name]), name
-    dist.destroy_process_group()
+    dist.barrier()
 
 
 def compare(sharded: PretrainGPT, alone: PretrainGPT, *, limit: float) -> None:
@@ -90,3 +91,6 @@ def compare(sharded: PretrainGPT, alone: PretrainGPT, *, limit: float) -> None:
 
 if __name__ == "__main__":
     main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4])
+    # 2 of 24 ranks aborted in the interpreter's own exit ("terminate called without an active
+    # exception": a thread of the process group that nobody joined), after all was compared
+    os._exit(0)

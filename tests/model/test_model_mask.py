@@ -10,9 +10,15 @@ from model.shapes import SHAPES
 from torch import Tensor
 from torch.nn.attention.flex_attention import create_mask
 
-from stream_pretrain.config.sections import ModelConfig
+from stream_pretrain.config.sections import ComputeConfig, LossConfig, ModelConfig
+from stream_pretrain.errors import ConfigError
 from stream_pretrain.model import mask as masks
-from stream_pretrain.model.build import ForwardSettings, PretrainGPT, build_model
+from stream_pretrain.model.build import (
+    ForwardSettings,
+    PretrainGPT,
+    build_model,
+    check_document_mask,
+)
 from stream_pretrain.model.loss import token_loss
 from stream_pretrain.model.mask import attend, attention_mask, documents_of, positions_of
 
@@ -107,6 +113,28 @@ def test_plain_causal_attention_needs_no_mask() -> None:
     assert attention_mask(length=8, device=CPU) is None
     assert attention_mask(length=8, device=CPU, window=8) is None
     assert attention_mask(length=9, device=CPU, window=8) is not None
+
+
+def test_the_configuration_decides_how_a_forward_pass_is_computed() -> None:
+    settings = ForwardSettings.of(
+        model=ModelConfig(name="pythia-14m", document_mask=True),
+        loss=LossConfig(z_loss=0.1, chunk=7),
+        compute=ComputeConfig(activation_checkpointing=True),
+        eos_id=EOS,
+    )
+    expected = {"loss_chunk": 7, "z_weight": 0.1, "recompute_blocks": True}
+    assert settings == ForwardSettings(document_eos_id=EOS, **expected)  # type: ignore[arg-type]
+    plain = ModelConfig(name="pythia-14m")
+    nothing = {"loss": LossConfig(), "compute": ComputeConfig(), "eos_id": EOS}
+    assert ForwardSettings.of(model=plain, **nothing) == ForwardSettings()  # type: ignore[arg-type]
+
+
+def test_a_document_mask_without_an_end_of_text_is_refused() -> None:
+    model = ModelConfig(name="pythia-14m", document_mask=True)
+    with pytest.raises(ConfigError, match=r"model\.document_mask is true: the data names no end"):
+        ForwardSettings.of(model=model, loss=LossConfig(), compute=ComputeConfig(), eos_id=None)
+    assert check_document_mask(model, 0) == []
+    assert check_document_mask(ModelConfig(name="pythia-14m"), None) == []
 
 
 @pytest.mark.slow
