@@ -52,8 +52,7 @@ def _checkpoints(
     shelf = Shelf(run)
     for found in shelf.steps() if step is None else [step]:
         try:
-            shelf.check(found, hashes=not fast)
-            yield shelf.state(found)
+            yield shelf.state(shelf.check(found, hashes=not fast))
         except StreamPretrainError as error:
             faults.append(str(error))
 

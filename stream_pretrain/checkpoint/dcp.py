@@ -48,7 +48,7 @@ class PartWriter:
 
     def local_plan(self, directory: Path, *, is_leader: bool) -> SavePlan:
         """What this rank would write; all ranks' plans go to the leader's `global_plan`."""
-        self._writer = FileSystemWriter(directory, sync_files=True)
+        self._writer = FileSystemWriter(directory, sync_files=True, per_thread_copy_ahead=0)
         self._planner.set_up_planner(self._live, self._writer.storage_meta(), is_leader)
         self._writer.set_up_storage_writer(is_leader)
         return self._writer.prepare_local_plan(self._planner.create_local_plan())

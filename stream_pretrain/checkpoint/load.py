@@ -6,12 +6,12 @@ fetches the model's files alone.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -31,6 +31,7 @@ from stream_pretrain.schema import FileStamp
 from stream_pretrain.storage.store import Store
 
 FETCHES_AT_ONCE = 4
+T = TypeVar("T")
 
 
 def read_model_state(
@@ -44,19 +45,22 @@ def read_model_state(
         CheckpointError: there is none, or the one asked for is damaged.
     """
     shelf = Shelf(run)
-    last: Exception | None = None
-    for candidate in _candidates(shelf, step):
-        try:
-            receipt = shelf.check(candidate, hashes=run.is_local)
-            with _model_files(shelf, receipt) as directory:
-                state = restore.load_state(directory, receipt)
-                return _read(directory), asdict(state)
-        except (CheckpointError, StorageError) as error:
-            damage = isinstance(error, CheckpointError) or error.reason in ("absent", "damaged")
-            if step is not None or not damage:
-                raise
-            last = error
-    raise CheckpointError(f"{shelf.store.url()}: no checkpoint is whole ({last}).")
+
+    def read(receipt: Receipt) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        with _model_files(shelf, receipt) as directory:
+            return _read(directory), asdict(restore.load_state(directory, receipt))
+
+    return _first_whole(shelf, step, read, hashes=run.is_local)
+
+
+def read_state(run: Store, step: int | None = None) -> TrainState:
+    """The training state of the newest whole checkpoint, or of `step`; no tensor is read.
+
+    Raises:
+        CheckpointError: there is none, or the one asked for is damaged.
+    """
+    shelf = Shelf(run)
+    return _first_whole(shelf, step, shelf.state, hashes=False)
 
 
 def read_model_files(run: Store, step: int, names: tuple[str, ...], into: Path) -> list[Path]:
@@ -74,9 +78,20 @@ def read_model_files(run: Store, step: int, names: tuple[str, ...], into: Path) 
     return _fetch(shelf, step, chosen, into)
 
 
-def steps_of_run(run: Store) -> list[int]:
-    """Steps of all checkpoints with a receipt, ascending."""
-    return Shelf(run).steps()
+def _first_whole(
+    shelf: Shelf, step: int | None, read: Callable[[Receipt], T], *, hashes: bool
+) -> T:
+    """What `read` makes of the newest checkpoint that is whole, or of exactly the one asked for."""
+    last: Exception | None = None
+    for candidate in _candidates(shelf, step):
+        try:
+            return read(shelf.check(candidate, hashes=hashes))
+        except (CheckpointError, StorageError) as error:
+            damage = isinstance(error, CheckpointError) or error.reason in ("absent", "damaged")
+            if step is not None or not damage:
+                raise
+            last = error
+    raise CheckpointError(f"{shelf.store.url()}: no checkpoint is whole ({last}).")
 
 
 def _candidates(shelf: Shelf, step: int | None) -> list[int]:
@@ -131,23 +146,3 @@ def _read(directory: Path) -> dict[str, Tensor]:
     for name, first in restore.read_notes(directory)["tied"].items():
         tensors[name] = tensors[first]
     return tensors
-
-
-def read_state(run: Store, step: int | None = None) -> TrainState:
-    """The training state of the newest whole checkpoint, or of `step`; sizes are checked, no tensor
-    is read.
-
-    Raises:
-    CheckpointError: there is none, or the one asked for is damaged.
-    """
-    shelf = Shelf(run)
-    last: CheckpointError | None = None
-    for candidate in _candidates(shelf, step):
-        try:
-            shelf.check(candidate, hashes=False)
-            return shelf.state(candidate)
-        except CheckpointError as error:
-            if step is not None:
-                raise
-            last = error
-    raise CheckpointError(f"{shelf.store.url()}: no checkpoint is whole ({last}).")

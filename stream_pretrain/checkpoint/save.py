@@ -160,12 +160,13 @@ class Checkpoints:
             return 0.0
         started = time.monotonic()
         self._settle()
+        begun = time.monotonic()
         buffers = self._buffers if self.config.asynchronous else None
         taken = snapshot.take(
             self.model, self._optimizers, state, world=self.world, buffers=buffers
         )
         self._started_step = state.step
-        self._background.start(lambda: self._publish(taken, started))
+        self._background.start(lambda: self._publish(taken, begun))
         if not self.config.asynchronous:
             self.wait()
         return time.monotonic() - started
@@ -197,7 +198,7 @@ class Checkpoints:
                 raise
             self.warn(f"training goes on without that checkpoint: {error}")
 
-    def _publish(self, taken: Snapshot, started: float) -> None:
+    def _publish(self, taken: Snapshot, begun: float) -> None:
         try:
             self._publisher.publish(taken, resumed=self._resumed_step)
         except StreamPretrainError:
@@ -211,4 +212,4 @@ class Checkpoints:
                 f"({type(error).__name__}: {error}). The checkpoint before it is untouched."
             ) from error
         self.saved_step = taken.step
-        self.seconds_per_save = max(self.seconds_per_save, time.monotonic() - started)
+        self.seconds_per_save = max(self.seconds_per_save, time.monotonic() - begun)

@@ -18,7 +18,7 @@ from stream_pretrain.checkpoint.layout import (
 from stream_pretrain.checkpoint.state import TrainState
 from stream_pretrain.errors import CheckpointError
 from stream_pretrain.schema import FileStamp
-from stream_pretrain.storage.hashing import blocks, hasher, stamp_of
+from stream_pretrain.storage.hashing import blocks, hasher, stamp_of, xxh3_128_of
 from stream_pretrain.storage.store import Store
 
 
@@ -73,10 +73,13 @@ class Shelf:
                     f"{stamp.size}. Use another checkpoint."
                 )
 
-    def state(self, step: int) -> TrainState:
-        """The training state in a checkpoint."""
-        key = self.key(step, STATE_NAME)
-        return TrainState.from_json(self.store.read(key), self.store.url(key))
+    def state(self, receipt: Receipt) -> TrainState:
+        """The training state in a checkpoint, its bytes compared with the receipt."""
+        key = self.key(receipt.step, STATE_NAME)
+        text = self.store.read(key)
+        expected = next((s.xxh3_128 for s in receipt.files if s.name == STATE_NAME), "absent")
+        self._require_hash(key, xxh3_128_of(text), expected)
+        return TrainState.from_json(text, self.store.url(key))
 
     def write_receipt(self, receipt: Receipt) -> None:
         """Make a checkpoint exist."""
@@ -111,8 +114,11 @@ class Shelf:
                 for block in blocks(stream):
                     digest.update(block)
             found = digest.hexdigest()
-        if found != stamp.xxh3_128:
+        self._require_hash(key, found, stamp.xxh3_128)
+
+    def _require_hash(self, key: str, found: str, expected: str) -> None:
+        if found != expected:
             raise CheckpointError(
-                f"{self.store.url(key)}: xxh3-128 is {found}, the receipt says {stamp.xxh3_128}. "
+                f"{self.store.url(key)}: xxh3-128 is {found}, the receipt says {expected}. "
                 "Use another checkpoint."
             )

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import tiny_run as tiny
 
-from stream_pretrain.checkpoint.load import read_model_state
+from stream_pretrain.checkpoint.load import read_model_files, read_model_state, read_state
 from stream_pretrain.checkpoint.save import Checkpoints
 from stream_pretrain.checkpoint.state import TrainState
 from stream_pretrain.errors import CheckpointError
@@ -97,6 +97,8 @@ def test_damaged_file_sends_the_run_to_the_older_checkpoint(
         (warning,) = warnings
         assert f"step-00000004/{name}" in warning
     assert read_model_state(open_store(run))[1]["step"] == 2
+    if name == "state.json":
+        assert read_state(open_store(run)).step == 2
 
 
 def test_step_that_is_asked_for_and_damaged_is_refused(run: Path) -> None:
@@ -190,8 +192,13 @@ def test_going_back_gives_up_the_future_only_with_the_next_save(run: Path) -> No
 
 
 def test_read_model_state_gives_whole_tied_tensors(run: Path) -> None:
-    tensors, state = read_model_state(open_store(run))
-    assert state["step"] == 4
+    store = open_store(run)
+    tensors, state = read_model_state(store)
+    assert state["step"] == read_state(store).step == 4
+    assert read_state(store, 2).data_step == 2
+    names = ("tokenizer", "model_config.yaml")
+    copies = read_model_files(store, 4, names, run.parent / "copies")
+    assert sorted(path.name for path in copies) == ["model_config.yaml", "tokenizer.json"]
     model = tiny.make_model(seed=9)
     model.load_state_dict(tensors)
     assert tensors["head.weight"] is tensors["embedding.weight"]

@@ -171,6 +171,20 @@ def test_run_directory_that_cannot_be_reached_is_a_storage_error(s3: object) -> 
         hold_lease(open_store("s3://no-bucket-of-ours/run")).__enter__()
 
 
+def test_lease_that_never_holds_still_is_an_error(bucket: str) -> None:
+    class Restless(type(open_store(bucket))):  # type: ignore[misc]
+        """Somebody writes between every two looks."""
+
+        def read(self, key: str) -> bytes:
+            self.write(key, new_owner().to_json())
+            return bytes(super().read(key))
+
+    run = open_store(bucket)
+    run.write(LEASE_NAME, new_owner().to_json())
+    with pytest.raises(OwnerError, match="changes all the time"):
+        hold_lease(Restless(run.place, run.config)).__enter__()
+
+
 def test_owner_is_read_back(capsys: pytest.CaptureFixture[str]) -> None:
     del capsys
     owner = new_owner()
