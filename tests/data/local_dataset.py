@@ -1,0 +1,25 @@
+"""A dataset of a small local stream. In: a directory. Out: `LoudDataset`. Nothing is fetched."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from servers.datasets import SEQ_LEN, small_stream
+
+from stream_pretrain.data.index import read_index
+from stream_pretrain.data.shards import LoudDataset, ReadSettings, ShardSource, open_dataset
+from stream_pretrain.order import Order
+from stream_pretrain.storage.store import open_store
+
+
+def opened_local(directory: Path) -> LoudDataset:
+    """200 samples, unpacked, read in place."""
+    stream = small_stream(directory / "web", compression=None)
+    store = open_store(stream.directory)
+    source = ShardSource(name="a", store=store, index=read_index(store), directory=None, drawn=200)
+    return open_dataset(
+        [source],
+        order=Order(global_batch=8, drawn=(200,), canonical_nodes=8),
+        batch_size=8,
+        settings=ReadSettings(row_ids=SEQ_LEN + 1),
+    )
