@@ -31,13 +31,23 @@ def run(job: Job) -> int:
         job.observer.say(f"nothing to do: the run is finished at step {job.state.step}")
         return 0
     reason = train(job)
+    return conclude(job, reason)
+
+
+def conclude(job: Job, reason: str) -> int:
+    """Write down how the process ended; its exit code. Only rank 0 may leave with 75.
+
+    A launcher kills rank 0 as soon as another rank leaves with anything but 0.
+    """
     code = 0 if reason in FINISHED else EXIT_STOPPED
     if not job.plan.world.is_leader:
-        return 0  # a launcher kills rank 0 when another rank leaves with anything else
+        return 0
     job.observer.stop(step=job.state.step, reason=reason, digest=job.state.digest)
     rundir.write_stop(job.run, code=code, reason=reason, step=job.state.step)
     if code == EXIT_STOPPED:
-        job.observer.say(f"stopped by {reason} at step {job.state.step}; run the same command to go on")
+        job.observer.say(
+            f"stopped by {reason} at step {job.state.step}; run the same command to go on"
+        )
     return code
 
 
