@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stream_pretrain.checkpoint import disk
-from stream_pretrain.checkpoint.layout import RECEIPT_NAME, Receipt, receipt_of, step_name, step_of
+from stream_pretrain.checkpoint.layout import RECEIPT_NAME, Receipt, receipt_of, step_name
 from stream_pretrain.checkpoint.peers import Peers
 from stream_pretrain.checkpoint.process import this_process
 from stream_pretrain.checkpoint.retention import steps_to_delete
@@ -50,13 +50,23 @@ class Publisher:
     notices: list[str] = field(default_factory=list)
     _own: str = field(default_factory=lambda: this_process().token)
     _cleaned: bool = False
+    _went_on_from: int = -1
+    _futures: list[Shelf] = field(default_factory=list)
+    _given_up: set[int] = field(default_factory=set)
 
-    def publish(self, snapshot: Snapshot, *, resumed: int | None) -> Receipt:
-        """Make the checkpoint exist in the run directory; its receipt.
+    def __post_init__(self) -> None:
+        self.go_on_from(-1)
 
-        `resumed` is the step that this start went on from: checkpoints beyond it belong to a future
-        that is given up, and are taken out of the line before the first receipt of the new one.
+    def go_on_from(self, step: int) -> None:
+        """Training went back to `step` (-1: to nothing). Checkpoints beyond it, damaged ones among
+        them, belong to a future that is given up: they are taken out of the line before the next
+        receipt, and removed when the new line has passed their step.
         """
+        self._went_on_from = step
+        self._futures = [self.run] if self.staging is None else [self.run, self.staging]
+
+    def publish(self, snapshot: Snapshot) -> Receipt:
+        """Make the checkpoint exist in the run directory; its receipt."""
         owner = self.peers.leader(lambda: self._own)
         place = disk.saving_place((self.staging or self.run).store.path, snapshot.step, owner)
         try:
@@ -64,26 +74,24 @@ class Publisher:
             written = write_files(place, snapshot, peers=self.peers, extras=self.extras)
             receipt = self.peers.leader(lambda: self._receipt(snapshot, written.everybody))
             if self.staging is None:
-                self.peers.leader(lambda: self._commit_run(place, receipt, resumed))
+                self.peers.leader(lambda: self._commit_run(place, receipt))
             else:
-                self.peers.every(lambda: self._commit_staging(place, receipt, resumed))
+                self.peers.every(lambda: self._commit_staging(place, receipt))
         except BaseException:
             shutil.rmtree(place, ignore_errors=True)
             raise
         if self.staging is not None:
-            self.upload(receipt, written.own, resumed=resumed)
+            self.upload(receipt, written.own)
         self.peers.every(lambda: self._tidy(receipt.step, snapshot.best))
         return receipt
 
-    def upload(
-        self, receipt: Receipt, own: Iterable[FileStamp], *, resumed: int | None = None
-    ) -> None:
+    def upload(self, receipt: Receipt, own: Iterable[FileStamp]) -> None:
         """Bring a staged checkpoint to the bucket: `own` are the files of this rank."""
         assert self.staging is not None
         directory = self.staging.store.path / step_name(receipt.step)
         self.peers.leader(lambda: self.run.remove(receipt.step))
         self.peers.every(lambda: self._send(directory, receipt.step, list(own)))
-        self.peers.leader(lambda: self._commit_bucket(receipt, resumed))
+        self.peers.leader(lambda: self._commit_bucket(receipt))
 
     # ---- the steps of a save
 
@@ -106,36 +114,42 @@ class Publisher:
             stamps=stamps,
         )
 
-    def _commit_run(self, place: Path, receipt: Receipt, resumed: int | None) -> None:
+    def _commit_run(self, place: Path, receipt: Receipt) -> None:
         self.before_receipt()
-        self._give_up_future(self.run, receipt.step, resumed)
+        self._give_up_future(self.run, receipt.step)
         disk.write_file(place / RECEIPT_NAME, receipt.to_json().encode())
         disk.commit(place, receipt.step)
 
-    def _commit_staging(self, place: Path, receipt: Receipt, resumed: int | None) -> None:
+    def _commit_staging(self, place: Path, receipt: Receipt) -> None:
         """On one node staging is a tier of its own; on several only a cache of files."""
+        assert self.staging is not None
         if self.peers.world.local_rank != 0:
             return
         if self.peers.world.nodes == 1:
-            assert self.staging is not None
             try:
                 self.before_receipt()
             except StorageError as error:
                 self.notices.append(f"before the staged receipt of step {receipt.step}: {error}")
-            self._give_up_future(self.staging, receipt.step, resumed)
+            self._give_up_future(self.staging, receipt.step)
             disk.write_file(place / RECEIPT_NAME, receipt.to_json().encode())
         disk.commit(place, receipt.step)
+        self._retain(self.staging, receipt.step, None)  # a bucket that is down fills no disk
 
-    def _commit_bucket(self, receipt: Receipt, resumed: int | None) -> None:
+    def _commit_bucket(self, receipt: Receipt) -> None:
         self.before_receipt()
-        self._give_up_future(self.run, receipt.step, resumed)
+        self._give_up_future(self.run, receipt.step)
         self.run.check_sizes(receipt)
         self.run.write_receipt(receipt)
 
-    def _give_up_future(self, shelf: Shelf, step: int, resumed: int | None) -> None:
-        for later in shelf.steps():
-            if later > (-1 if resumed is None else resumed) and later > step:
+    def _give_up_future(self, shelf: Shelf, step: int) -> None:
+        """Newest first: what a kill leaves is then still one line."""
+        if shelf not in self._futures:
+            return
+        for later in reversed(shelf.steps()):
+            if later > self._went_on_from and later != step:
                 shelf.abandon(later)
+                self._given_up.add(later)
+        self._futures.remove(shelf)
 
     def _send(self, directory: Path, step: int, stamps: list[FileStamp]) -> None:
         with ThreadPoolExecutor(UPLOADS_AT_ONCE) as pool:
@@ -161,41 +175,40 @@ class Publisher:
 
     def _tidy(self, step: int, best: int | None) -> None:
         """Retention and leftovers; what cannot be removed fails no save."""
-        world = self.peers.world
         try:
-            if world.is_leader:
-                self._retain(self.run, step, best, self.config.keep_last)
-            if self.staging is not None and world.local_rank == 0:
-                self._retain(self.staging, step, None, 1)
-            self._clean_once(step)
+            if self.peers.world.is_leader:
+                self._tidy_run(step, best)
+            if self.staging is not None and self.peers.world.local_rank == 0:
+                disk.clean_leftovers(self.staging.store.path)
+                for old in self.staging.directories():
+                    if old != step:
+                        self.staging.remove(old)
         except (StorageError, OSError) as error:
             self.notices.append(f"old checkpoints could not be removed: {error}")
 
-    def _retain(self, shelf: Shelf, step: int, best: int | None, keep_last: int) -> None:
-        tier = shelf is self.run
+    def _tidy_run(self, step: int, best: int | None) -> None:
+        self._retain(self.run, step, best)
+        if not self._cleaned:  # later leftovers would be this process's own
+            self._cleaned = True
+            if self.run.store.is_local:
+                disk.clean_leftovers(self.run.store.path)
+            for old in self.run.directories():
+                if old != step and self.run.is_abandoned(old):
+                    self._given_up.add(old)
+                elif old != step:
+                    self.run.remove_uncommitted(old)
+        passed = {old for old in self._given_up if old <= step}
+        self._given_up -= passed
+        for old in passed - {step}:
+            self.run.remove(old)
+
+    def _retain(self, shelf: Shelf, step: int, best: int | None) -> None:
         doomed = steps_to_delete(
-            [saved for saved in shelf.steps() if saved <= step],
-            keep_last=keep_last,
-            keep_every=self.config.keep_every if tier else None,
+            shelf.steps(),
+            keep_last=self.config.keep_last,
+            keep_every=self.config.keep_every,
             best=best if self.config.keep_best else None,
             verified=step,
         )
         for old in sorted(doomed):
             shelf.remove(old)
-
-    def _clean_once(self, step: int) -> None:
-        """Leftovers of dead saves, once a start: later ones are this process's own."""
-        if self._cleaned:
-            return
-        self._cleaned = True
-        world = self.peers.world
-        shelves = [self.run] if world.is_leader else []
-        if self.staging is not None and world.local_rank == 0:
-            shelves.append(self.staging)
-        for shelf in shelves:
-            if shelf.store.is_local:
-                disk.clean_leftovers(shelf.store.path)
-            cache = shelf is self.staging and world.nodes > 1
-            for name in shelf.store.list_dirs():
-                if (old := step_of(name)) not in (None, step) and not cache:
-                    shelf.remove_uncommitted(old)

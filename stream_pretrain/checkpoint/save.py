@@ -70,7 +70,6 @@ class Checkpoints:
     saved_step: int | None = None
     """Step of the newest checkpoint that is whole in the run directory (not only in staging)."""
     _started_step: int | None = None
-    _resumed_step: int | None = None
     _optimizers: list[Optimizer] = field(init=False)
     _publisher: Publisher = field(init=False)
     _search: Search = field(init=False)
@@ -132,11 +131,12 @@ class Checkpoints:
         """
         self.wait()
         self._publisher.peers.every(lambda: self._fill_from(found))
-        self._resumed_step = self._started_step = found.step
+        self._started_step = found.step
+        self._publisher.go_on_from(found.step)
         if found.published:
             self.saved_step = found.step
         else:
-            self._background.start(lambda: self._publish_staged(found))
+            self._background.start(lambda: self._guarded(found.step, self._publish_staged(found)))
         return restore.load_state(found.directory, found.receipt)
 
     def _fill_from(self, found: Found) -> None:
@@ -144,17 +144,17 @@ class Checkpoints:
         restore.load_tensors(found.directory, self.model, self._optimizers)
         restore.load_rng(found.directory, found.receipt, self.world, self.seed)
 
-    def _publish_staged(self, found: Found) -> None:
+    def _publish_staged(self, found: Found) -> Callable[[], None]:
         own = found.receipt.files if self.world.is_leader else ()
-        self._publisher.upload(found.receipt, own)
-        self.saved_step = found.step
+        return lambda: self._publisher.upload(found.receipt, own)
 
     # ---- saving
 
     def save(self, state: TrainState) -> float:
         """Save this step unless that was done or is under way; seconds that the loop stood still.
 
-        Raises what went wrong with the save before, or warns, as `checkpoint.on_failure` says.
+        Raises what went wrong with the save before (a synchronous one: with this one), or warns, as
+        `checkpoint.on_failure` says.
         """
         if state.step == self._started_step:
             return 0.0
@@ -168,7 +168,7 @@ class Checkpoints:
         self._started_step = state.step
         self._background.start(lambda: self._publish(taken, begun))
         if not self.config.asynchronous:
-            self.wait()
+            self._settle()
         return time.monotonic() - started
 
     def wait(self) -> None:
@@ -199,17 +199,21 @@ class Checkpoints:
             self.warn(f"training goes on without that checkpoint: {error}")
 
     def _publish(self, taken: Snapshot, begun: float) -> None:
+        self._guarded(taken.step, lambda: self._publisher.publish(taken))
+        self.seconds_per_save = max(self.seconds_per_save, time.monotonic() - begun)
+
+    def _guarded(self, step: int, work: Callable[[], object]) -> None:
+        """Run in the background; whatever goes wrong says which save it was."""
         try:
-            self._publisher.publish(taken, resumed=self._resumed_step)
+            work()
         except StreamPretrainError:
             raise
         except OSError as error:
             place = self.run.location if self.run.is_local else str(self.staging)
-            raise storage_error(error, place, f"saving step {taken.step}") from error
+            raise storage_error(error, place, f"saving step {step}") from error
         except Exception as error:
             raise CheckpointError(
-                f"{self.run.url()}: saving step {taken.step} failed "
+                f"{self.run.url()}: saving step {step} failed "
                 f"({type(error).__name__}: {error}). The checkpoint before it is untouched."
             ) from error
-        self.saved_step = taken.step
-        self.seconds_per_save = max(self.seconds_per_save, time.monotonic() - begun)
+        self.saved_step = step

@@ -30,8 +30,16 @@ class Shelf:
 
     def steps(self) -> list[int]:
         """Steps of all checkpoints that have a receipt, ascending; the receipt is not read yet."""
-        steps = [step for name in self.store.list_dirs() if (step := step_of(name)) is not None]
-        return sorted(step for step in steps if self.store.head(self.key(step, RECEIPT_NAME)))
+        return [s for s in self.directories() if self.store.head(self.key(s, RECEIPT_NAME))]
+
+    def directories(self) -> list[int]:
+        """Steps of all directories named like a checkpoint, whole or not, ascending."""
+        names = self.store.list_dirs()
+        return sorted(step for name in names if (step := step_of(name)) is not None)
+
+    def is_abandoned(self, step: int) -> bool:
+        """Whether this checkpoint was taken out of the line."""
+        return self.store.head(self.key(step, ABANDONED_NAME)) is not None
 
     def key(self, step: int, name: str) -> str:
         """Key of one file of a checkpoint."""
@@ -99,9 +107,8 @@ class Shelf:
         self.store.delete(self.key(step, RECEIPT_NAME))
 
     def remove_uncommitted(self, step: int) -> None:
-        """Remove what a dead save or removal left: a directory with no receipt of either kind."""
-        marks = (RECEIPT_NAME, ABANDONED_NAME)
-        if not any(self.store.head(self.key(step, mark)) for mark in marks):
+        """Remove what a dead save or removal left: a directory without a receipt."""
+        if self.store.head(self.key(step, RECEIPT_NAME)) is None:
             self.store.delete_prefix(step_name(step))
 
     def _check_hash(self, step: int, stamp: FileStamp) -> None:

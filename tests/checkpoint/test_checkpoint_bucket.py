@@ -141,6 +141,21 @@ def test_save_that_could_not_be_published_is_used_and_published_later(
     assert restored(opened(store(bucket), tmp_path / "elsewhere")) == (2, saved)
 
 
+def test_bucket_that_is_down_does_not_fill_the_staging_disk(
+    bucket: str, tmp_path: Path, fault_proxy: FaultProxy
+) -> None:
+    saver = opened(store(bucket, retries=1), tmp_path, on_failure="continue", keep_last=2)
+    saver.find("auto")
+    fault_proxy.fail("status", "step-", methods=("PUT", "POST"))
+    state = TrainState()
+    for _ in range(4):
+        advance(saver, state)
+    with pytest.raises(StorageError):
+        saver.close()
+    left = sorted(p.name for p in staged(tmp_path).glob("step-*"))
+    assert left == ["step-00000003", "step-00000004"]
+
+
 def test_background_failure_is_raised_at_the_next_save_or_told(
     bucket: str, tmp_path: Path, fault_proxy: FaultProxy
 ) -> None:
@@ -276,6 +291,10 @@ def test_two_nodes_take_the_bucket_for_the_truth(bucket: str, tmp_path: Path) ->
     receipt = json.loads(store(bucket).read("checkpoints/step-00000004/receipt.json"))
     names = {entry["name"] for entry in receipt["files"]}
     assert {"model/__0_0.distcp", "model/__1_0.distcp", "rng-00001.pt"} <= names
+    for node in (0, 1):
+        assert [p.name for p in staged(tmp_path / f"node{node}").iterdir() if p.is_dir()] == [
+            "step-00000004"
+        ], "a cache of one checkpoint"
     shutil.rmtree(tmp_path / "node1")
     (third,) = without_errors(run_stages(tmp_path, {"one": [{**stage, "ranks": 1}]})["one"])
     assert third[0]["restored"] == second[0]["end"]

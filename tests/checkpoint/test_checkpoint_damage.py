@@ -173,6 +173,26 @@ def test_damaged_newer_checkpoint_is_given_up_at_the_next_save(run: Path) -> Non
     assert found.step == 3
     assert len(warnings) == 1, "the second start is not told again"
     assert (run / "checkpoints/step-00000004/abandoned.json").exists()
+    tiny.train(again.model, again._optimizers[0], state, 2)
+    again.save(state)
+    again.close()
+    assert again.saved_step == 5
+    assert not (run / "checkpoints/step-00000004").exists(), "the new line has passed it"
+
+
+def test_future_that_is_given_up_is_not_gone_back_to(run: Path) -> None:
+    """Saves of the new line need not fall on the steps of the old one."""
+    again = reader(run, [])
+    found = again.find(2)
+    assert found is not None
+    state = again.restore(found)
+    tiny.train(again.model, again._optimizers[0], state, 3)
+    again.save(state)
+    again.close()
+    flip(run / "checkpoints/step-00000005/state.json")
+    found = reader(run, []).find("auto")
+    assert found is not None
+    assert found.step == 2
 
 
 def test_going_back_gives_up_the_future_only_with_the_next_save(run: Path) -> None:
