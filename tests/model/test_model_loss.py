@@ -6,12 +6,14 @@ from typing import Any
 
 import pytest
 import torch
+from lightning.fabric import Fabric
 from model.shapes import SHAPES
 from torch import Tensor, nn
 
-from stream_pretrain.config.sections import ModelConfig
+from stream_pretrain.config.sections import ModelConfig, OptimizerConfig
 from stream_pretrain.model.build import ForwardSettings, PretrainGPT, build_model
 from stream_pretrain.model.loss import IGNORED_TARGET, LossSums, loss_by_stream, token_loss
+from stream_pretrain.optim.build import build_optimizer
 
 
 def network(name: str = "llama", **settings: Any) -> PretrainGPT:
@@ -128,6 +130,27 @@ def test_recomputed_blocks_give_the_same_gradients_from_less_memory(eos: int | N
         results.append(gradients(model, sums))
     assert kept[1] < kept[0] / 2
     assert all(torch.equal(results[0][key], results[1][key]) for key in results[0])
+
+
+@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed", "bf16-true"])
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_every_precision_learns_and_reports_in_float32(precision: Any, optimizer: str) -> None:
+    fabric = Fabric(accelerator="cpu", devices=1, precision=precision)
+    model = network(loss_chunk=16, recompute_blocks=True, document_eos_id=3)
+    wrapped = fabric.setup_module(model)
+    updates = build_optimizer(model, OptimizerConfig(name=optimizer, lr=1e-2))
+    stepper = fabric.setup_optimizers(updates)
+    losses = []
+    for _ in range(4):
+        sums = token_loss(wrapped, *batch())
+        fabric.backward(sums.objective / 60)
+        stepper.step()
+        updates.zero_grad()
+        losses.append(sums.loss_sum.item() / 60)
+    assert sums.loss_sum.dtype == torch.float32
+    assert sums.tokens.dtype == torch.int64
+    assert losses[0] == pytest.approx(5.96, abs=0.1)
+    assert losses[-1] < losses[0] - 1
 
 
 def test_a_mixed_precision_head_still_sums_in_float32() -> None:
