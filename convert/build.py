@@ -17,13 +17,13 @@ from convert.encoder_check import Choice, choose_encoder
 from convert.engines.calls import Call, Engine
 from convert.engines.local import InlineEngine, LocalEngine
 from convert.inputs import InputFile, find_inputs
-from convert.job import STAGING, Job, TextRules, Validation, parse_validation
+from convert.job import Job, TextRules, Validation, parse_validation
 from convert.parts import Task, automatic_part_size, plan_tasks
 from convert.publish import publish_splits
 from convert.readers import read_task
 from convert.receipts import Receipt
 from convert.shards import ShardFormat
-from convert.staging import Before, check_files, claim, owned
+from convert.staging import Before, check_files, claim, discard, owned, sweep
 from convert.vocabulary import load_vocabulary
 from convert.work import left_out
 from convert.written import write_checked
@@ -221,8 +221,9 @@ def publish(
         versions={name: version(name) for name in ("stream-pretrain", "tokenizers", "zstandard")},
         notes={**notes, "tallies": _tallies(receipts), "padding": padding, "bad_records": bad[:20]},
     )
+    sweep(job.store)
     write_checked(job.store, CARD_NAME, card.to_json().encode())
-    job.store.delete_prefix(STAGING)
+    discard(job.store)
     return card
 
 

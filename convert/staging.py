@@ -9,6 +9,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -20,6 +21,7 @@ from convert.receipts import Receipt
 from stream_pretrain.errors import ConfigError, DataError, OwnerError, StorageError
 from stream_pretrain.schema import CARD_NAME, INDEX_NAME, Card
 from stream_pretrain.storage.store import Store
+from stream_pretrain.storage.transfer import TEMPORARY_SUFFIX
 
 JOB_KEY = f"{STAGING}/job.json"
 LOCK_KEY = f"{STAGING}/lock"
@@ -43,6 +45,7 @@ def claim(store: Store, identity: Mapping[str, Any], *, overwrite: bool) -> Befo
     card = _card(store)
     if card is not None:
         _check_same(store, card.notes.get("job", {}), identity, "a dataset")
+        discard(store)  # left where the end came between the card and this
         return Before(card=card, receipts={})
     claimed = _read_json(store, JOB_KEY)
     if claimed is not None:
@@ -71,6 +74,20 @@ def clear(store: Store) -> None:
     for key in sorted(names - set(last_first) - {JOB_KEY}):
         store.delete(key)
     store.delete(JOB_KEY)
+
+
+def discard(store: Store) -> None:
+    """Remove what only a conversion in progress needs."""
+    for info in store.list(STAGING):
+        if info.key != LOCK_KEY:
+            store.delete(info.key)
+
+
+def sweep(store: Store) -> None:
+    """Remove temporary files that a killed process left in a directory."""
+    if store.is_local:
+        for path in store.path.rglob(f"*{TEMPORARY_SUFFIX}"):
+            path.unlink(missing_ok=True)
 
 
 def check_files(store: Store, receipts: Sequence[Receipt]) -> None:
@@ -104,7 +121,11 @@ def owned(store: Store) -> Iterator[None]:
             raise OwnerError(
                 f"{store.location}: another convert-mds writes to it. Wait for it, or stop it."
             ) from error
-        yield
+        try:
+            yield
+        finally:
+            if not (store.path / JOB_KEY).exists():  # nothing staged: leave no trace
+                shutil.rmtree(store.path / STAGING, ignore_errors=True)
     finally:
         os.close(descriptor)
 

@@ -21,7 +21,10 @@ from convert.verify import read_card, read_index, read_rows
 from stream_pretrain.schema import Card
 from stream_pretrain.storage.store import open_store
 
-WORDS = ["the", "a", "stream", "of", "shards", "naïve", "tokens", "42", "中文", "end\nnew", "if", "x", "==", "y:", "return", "☃", "don't"]
+WORDS = (
+    *("the", "a", "stream", "of", "shards", "naïve", "tokens", "42", "中文", "end\nnew"),
+    *("if", "x", "==", "y:", "return", "☃", "don't"),
+)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -55,11 +55,9 @@ def test_parquet_arrow_and_csv_give_the_same_documents(
     rows = records(300)
     table = pa.Table.from_pylist(rows)
     pq.write_table(table, tmp_path / "c.parquet", row_group_size=70)
-    with pa.OSFile(str(tmp_path / "stream.arrow"), "wb") as sink:
-        with pa.ipc.new_stream(sink, table.schema) as writer:
-            writer.write_table(table, max_chunksize=50)
-    with pa.OSFile(str(tmp_path / "file.arrow"), "wb") as sink:
-        with pa.ipc.new_file(sink, table.schema) as writer:
+    for name, make in (("stream", pa.ipc.new_stream), ("file", pa.ipc.new_file)):
+        path = str(tmp_path / f"{name}.arrow")
+        with pa.OSFile(path, "wb") as sink, make(sink, table.schema) as writer:
             writer.write_table(table, max_chunksize=50)
     text = io.StringIO()
     writer_csv = csv.DictWriter(text, ["id", "text"])
