@@ -72,12 +72,13 @@ class Rule:
 class FaultProxy:
     """`endpoint` stands for the upstream server.
 
-    `requests` is every request line that came, in order.
+    `requests` is every request line that came, in order; `headers` its headers.
     """
 
     upstream_port: int
     rules: list[Rule] = field(default_factory=list)
     requests: list[str] = field(default_factory=list)
+    headers: list[dict[str, str]] = field(default_factory=list)
     lock: threading.Lock = field(default_factory=threading.Lock)
     endpoint: str = ""
 
@@ -93,10 +94,11 @@ class FaultProxy:
         with self.lock:
             self.rules.clear()
 
-    def rule_for(self, method: str, path: str) -> Rule | None:
+    def rule_for(self, method: str, path: str, headers: dict[str, str]) -> Rule | None:
         """Log a request and find what happens to it."""
         with self.lock:
             self.requests.append(f"{method} {path}")
+            self.headers.append(headers)
             return next((rule for rule in self.rules if rule.takes(method, path)), None)
 
     def count(self, match: str, method: str = "GET") -> int:
@@ -139,7 +141,9 @@ class _Handler(BaseHTTPRequestHandler):
     def answer(self) -> None:
         """One request."""
         body = self.rfile.read(int(self.headers.get("content-length") or 0))
-        rule = self.proxy.rule_for(self.command, self.path)
+        rule = self.proxy.rule_for(
+            self.command, self.path, {k.lower(): v for k, v in self.headers.items()}
+        )
         kind = rule.kind if rule else None
         if rule is not None and kind == "delay":
             time.sleep(rule.seconds)
