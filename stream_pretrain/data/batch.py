@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 
 from stream_pretrain.data.digest import as_signed, sample_hash, step_sum
 
-Row = tuple[int, NDArray[np.integer]]
+Row = tuple[int, NDArray[Any]]
 
 
 @dataclass(frozen=True)

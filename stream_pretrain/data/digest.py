@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 import xxhash
@@ -18,7 +19,7 @@ EMPTY_DIGEST = "0" * 16
 _MASK = (1 << 64) - 1
 
 
-def sample_hash(ids: NDArray[np.integer]) -> int:
+def sample_hash(ids: NDArray[Any]) -> int:
     """Hash of one row of `seq_len + 1` token ids; the dtype of the row does not matter."""
     return xxhash.xxh64_intdigest(np.ascontiguousarray(ids, dtype="<u4").data, seed=0)
 

@@ -19,7 +19,7 @@ from stream_pretrain.schema import World
 class RowSource(Protocol):
     """Random access to rows: `(sample id, ids [T + 1])`."""
 
-    def __getitem__(self, index: int) -> tuple[int, NDArray[np.integer]]: ...
+    def __getitem__(self, index: int) -> tuple[int, NDArray[Any]]: ...
 
 
 class Holdout:

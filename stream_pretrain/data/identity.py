@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import streaming
+from streaming._version import __version__
 from streaming.base.world import World as StreamingWorld
 
 from stream_pretrain.errors import TrainingError
@@ -27,4 +27,4 @@ def check_world(world: World) -> None:
 
 def library_version() -> str:
     """The version of streaming, part of the data fingerprint."""
-    return str(streaming.__version__)
+    return str(__version__)

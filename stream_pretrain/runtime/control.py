@@ -32,7 +32,7 @@ class Control:
     """The reduction. `start` and `finish` are called once a step, in turn, on every rank."""
 
     def __init__(self, world: World) -> None:
-        self._group = dist.new_group(backend="gloo") if world.world_size > 1 else None
+        self._group = _gloo_group() if world.world_size > 1 else None
         self._vector = torch.zeros(0, dtype=torch.int64)
         self._work: dist.Work | None = None
 
@@ -74,7 +74,7 @@ class Control:
 
     def new_group(self) -> dist.ProcessGroup | None:
         """Another gloo group over all ranks, for work beside the loop; made by all ranks at the same point."""
-        return None if self._group is None else dist.new_group(backend="gloo")
+        return None if self._group is None else _gloo_group()
 
     def leader_first(self, world: World, action: Callable[[], None]) -> None:
         """Run on rank 0. Where it fails there, the error is raised on rank 0 and the others leave quietly."""
@@ -94,3 +94,10 @@ class Control:
         """Wait for all ranks."""
         if self._group is not None:
             dist.barrier(group=self._group)
+
+
+def _gloo_group() -> dist.ProcessGroup:
+    """A group of all ranks on the CPU."""
+    group = dist.new_group(backend="gloo")
+    assert isinstance(group, dist.ProcessGroup)
+    return group

@@ -17,7 +17,7 @@ from stream_pretrain.schema import World
 
 if TYPE_CHECKING:
     from lightning.fabric import Fabric
-    from lightning.fabric.strategies import Strategy
+    from lightning.fabric.strategies.strategy import Strategy
 
     from stream_pretrain.config.sections import ComputeConfig
 
@@ -125,7 +125,8 @@ def export_environment(world: World) -> None:
 
 def _strategy(compute: ComputeConfig, world: World, cuda: bool) -> str | Strategy:
     """Fabric's strategy for the configured name; one process needs none."""
-    from lightning.fabric.strategies import DDPStrategy, ModelParallelStrategy
+    from lightning.fabric.strategies.ddp import DDPStrategy
+    from lightning.fabric.strategies.model_parallel import ModelParallelStrategy
 
     name = compute.strategy
     if name == "auto":

@@ -26,11 +26,13 @@ from stream_pretrain.data.holdout import Holdout
 from stream_pretrain.data.identity import check_world, library_version
 from stream_pretrain.data.position import EpochClock
 from stream_pretrain.data.stream import EpochStream, LoaderSettings
+from stream_pretrain.errors import ConfigError
 from stream_pretrain.model.build import model_facts
 from stream_pretrain.observe.console import StatusLine
 from stream_pretrain.observe.jsonl import MetricsFile
 from stream_pretrain.observe.observer import Goal, Observer
 from stream_pretrain.observe.throughput import Meter
+from stream_pretrain.optim.build import check_optimizer
 from stream_pretrain.optim.schedule import Schedule
 from stream_pretrain.plan import Plan, plan
 from stream_pretrain.runtime.control import Control
@@ -40,8 +42,10 @@ from stream_pretrain.schema import World
 from stream_pretrain.train import continuity, rundir
 from stream_pretrain.train.datasets import holdouts, training_dataset
 from stream_pretrain.train.gather import Sources, gather
-from stream_pretrain.train.job import Job
+from stream_pretrain.train.job import Cadence, Job, Policy
+from stream_pretrain.train.loggers import logger_faults, open_sinks
 from stream_pretrain.train.network import Network, make_network
+from stream_pretrain.train.spikes import SpikeRule
 from stream_pretrain.train.step import Updater
 
 if TYPE_CHECKING:
@@ -65,6 +69,8 @@ def prepare(config: Config) -> Prepared:
     Raises:
         ConfigError: what does not fit. Nothing was started.
     """
+    if faults := [*logger_faults(config.logging.loggers), *check_optimizer(config.optimizer)]:
+        raise ConfigError.of(faults)
     sources = gather(config)
     planned = plan(
         config,
@@ -120,13 +126,18 @@ def _job(
         config, fabric, seq_len=planned.seq_len, eos_id=card.eos_id if card else None
     )
     staging = rundir.staging_directory(config, run)
-    observer = _observer(config, planned, run, staging, world)
+    cadence = Cadence(
+        plan=planned,
+        read_every_step=config.optimizer.on_spike == "skip",
+        save_every_s=config.checkpoint.every_time,
+    )
+    observer = _observer(config, planned, run, staging, cadence)
     cleanup.callback(observer.close)
     checkpoints = _checkpoints(prepared, network, control, run, staging, world, observer, leases)
     cleanup.callback(checkpoints.close)
     state, resumed = _state(config, planned, checkpoints, observer)
     if not _is_finished(planned, state):
-        _announce(config, run, observer, state, fabric, world, resumed=resumed)
+        _announce(config, run, observer, state, fabric, staging, resumed=resumed)
     return Job(
         plan=planned,
         state=state,
@@ -142,8 +153,21 @@ def _job(
         control=control,
         signals=signals,
         deadline=Deadline(_scheduler_deadline()),
-        stop_on_nonfinite=config.optimizer.on_nonfinite == "stop",
-        save_every_s=config.checkpoint.every_time,
+        cadence=cadence,
+        policy=_policy(config, state),
+    )
+
+
+def _policy(config: Config, state: TrainState) -> Policy:
+    """What a bad step does; the statistics of losses are the state's own."""
+    optimizer = config.optimizer
+    spikes = SpikeRule(
+        sigma=optimizer.spike_sigma, window=optimizer.spike_window, record=state.spike
+    )
+    return Policy(
+        stop_on_nonfinite=optimizer.on_nonfinite == "stop",
+        on_spike=optimizer.on_spike,
+        spikes=spikes if optimizer.on_spike is not None else None,
     )
 
 
@@ -153,21 +177,30 @@ def _announce(
     observer: Observer,
     state: TrainState,
     fabric: Fabric,
-    world: World,
+    staging: Path,
     *,
     resumed: bool,
 ) -> None:
     """Write down that a process begins, and with what. A finished run that is started again writes nothing."""
-    if world.is_leader:
+    sinks = []
+    if fabric.is_global_zero:
         name = rundir.write_config(config, run, {"fingerprint": state.fingerprint["digest"]})
         state.phases[-1].setdefault("config", name)
+        sinks = open_sinks(
+            config.logging.loggers,
+            directory=(run.path if run.is_local else staging) / "logs",
+            run_id=state.run_id,
+            name=config.run.label,
+            project=config.logging.project,
+        )
     observer.start(
         step=state.step,
         tokens=state.tokens,
         resumed=resumed,
+        sinks=sinks,
         versions=rundir.versions(),
         fingerprint=state.fingerprint["digest"],
-        world_size=world.world_size,
+        world_size=fabric.world_size,
         device=str(fabric.device),
         run_id=state.run_id,
         phase=state.phase,
@@ -185,9 +218,10 @@ def _state(
         state = TrainState(run_id=uuid.uuid4().hex, world_size=planned.world.world_size)
         continuity.begin(state, data, training)
         return state, False
-    state = checkpoints.restore(found)
+    state = checkpoints.state_of(found)
     for line in continuity.go_on(state, data, training, config):
         observer.say(f"accepted: {line}")
+    checkpoints.restore(found)
     state.world_size = planned.world.world_size
     return state, True
 
@@ -245,23 +279,20 @@ def _upload_metrics(run: Store, path: Path) -> None:
 
 
 def _observer(
-    config: Config, planned: Plan, run: Store, staging: Path, world: World
+    config: Config, planned: Plan, run: Store, staging: Path, cadence: Cadence
 ) -> Observer:
     meter = Meter(
         flops_per_token=planned.model.flops_per_token,
-        peak_flops=_peak_flops(config, world),
+        peak_flops=_peak_flops(config, planned.world),
     )
-    if not world.is_leader:
-        return Observer(meter=meter, log_due=planned.log_due)
+    if not planned.world.is_leader:
+        return Observer(meter=meter, log_due=cadence.read_due)
     return Observer(
         meter=meter,
-        log_due=planned.log_due,
+        log_due=cadence.read_due,
         metrics=MetricsFile(rundir.local_metrics(run, staging)),
         console=StatusLine(),
-        goal=Goal(
-            steps=planned.total_steps,
-            tokens=planned.total_tokens,
-        ),
+        goal=Goal(steps=planned.total_steps, tokens=planned.total_tokens),
     )
 
 

@@ -14,9 +14,12 @@ def train(job: Job) -> str:
         result = job.update(batches)
         job.advance(result)
         job.report(result)
+        if job.must_rewind:
+            job.rewind()
+            continue
         if job.plan.evaluation_due(job.state.step):
             job.evaluate()
-        if job.save_due():
+        if job.cadence.save_now:
             job.save()
     job.finish(reason)
     return reason

@@ -16,7 +16,6 @@ from stream_pretrain.config.sections import Config
 from stream_pretrain.model.build import (
     ForwardSettings,
     build_model,
-    is_tied,
     materialise,
     model_config_yaml,
 )
@@ -41,11 +40,8 @@ class Network:
 
 def make_network(config: Config, fabric: Fabric, *, seq_len: int, eos_id: int | None) -> Network:
     """Build, shard, fill, and give it its optimizer."""
-    settings = ForwardSettings(
-        loss_chunk=config.loss.chunk,
-        z_weight=config.loss.z_loss,
-        document_eos_id=eos_id if config.model.document_mask else None,
-        recompute_blocks=config.compute.activation_checkpointing,
+    settings = ForwardSettings.of(
+        model=config.model, loss=config.loss, compute=config.compute, eos_id=eos_id
     )
     sharded = config.compute.strategy in ("fsdp2", "hsdp")
     network = build_model(
@@ -56,10 +52,9 @@ def make_network(config: Config, fabric: Fabric, *, seq_len: int, eos_id: int | 
         device="meta" if sharded else "cpu",
     )
     text = model_config_yaml(network)
-    tied = is_tied(network)
     model = fabric.setup_module(network)
     if sharded:
-        materialise(network, seed=config.run.seed, tied=tied)
+        materialise(network, seed=config.run.seed)
     optimizer = build_optimizer(network, config.optimizer)
     if config.compute.compile:
         for block in network.transformer.h:

@@ -6,6 +6,7 @@ the device; the host does not wait for them here.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -66,9 +67,18 @@ class Updater:
         self._streams = len(stream_starts)
 
     def __call__(
-        self, batches: Sequence[Batch], *, lr: float, signal: bool = False, time_up: bool = False
+        self,
+        batches: Sequence[Batch],
+        *,
+        lr: float,
+        signal: bool = False,
+        time_up: bool = False,
+        loss_limit: float = math.inf,
     ) -> StepResult:
-        """Update once. `signal` and `time_up` are this rank's votes to stop after this step."""
+        """Update once. `signal` and `time_up` are this rank's votes to stop after this step.
+
+        A step whose loss is above `loss_limit`, or whose gradient norm is not finite, leaves the weights as they are.
+        """
         streams = [self._streams_of(batch) for batch in batches]
         self._control.start(
             signal=signal,
@@ -77,11 +87,13 @@ class Updater:
             stream_samples=_counts(streams, self._streams),
         )
         sums = self._accumulate(batches, streams)
-        grad_norm = self._clip()
-        applied = self._apply(grad_norm, lr)
         losses, tokens = self._reduce(sums).unbind()
+        loss = losses.sum() / self._tokens
+        grad_norm = self._clip()
+        applied = torch.isfinite(grad_norm) & (loss <= loss_limit)
+        self._apply(applied, lr)
         return StepResult(
-            loss=losses.sum() / self._tokens,
+            loss=loss,
             grad_norm=grad_norm,
             applied=applied,
             lr=lr,
@@ -106,7 +118,7 @@ class Updater:
 
     def _clip(self) -> Tensor:
         """Norm of all gradients over all ranks; they are scaled down where it is above the limit."""
-        self._fabric.strategy.precision.unscale_gradients(self._optimizer)  # type: ignore[attr-defined]
+        self._fabric.strategy.precision.unscale_gradients(self._optimizer)
         limit = float("inf") if self._clip_norm is None else self._clip_norm
         norm = torch.nn.utils.clip_grad_norm_(
             self._model.parameters(), limit, error_if_nonfinite=False
@@ -114,18 +126,16 @@ class Updater:
         full = getattr(norm, "full_tensor", None)
         return (norm if full is None else full()).detach()
 
-    def _apply(self, grad_norm: Tensor, lr: float) -> Tensor:
-        """Step unless the norm is not finite; decided on the device where the optimizer can."""
-        finite = torch.isfinite(grad_norm)
+    def _apply(self, applied: Tensor, lr: float) -> None:
+        """Step where `applied` says so; decided on the device where the optimizer can."""
         for group in self._optimizer.param_groups:
             group["lr"] = lr
         if decides_on_device(self._optimizer):
-            self._optimizer.found_inf = (~finite).float().reshape(())  # type: ignore[attr-defined]
+            self._optimizer.found_inf = (~applied).float().reshape(())  # type: ignore[attr-defined]
             self._stepper.step()
-        elif bool(finite):
+        elif bool(applied):
             self._stepper.step()
         self._optimizer.zero_grad(set_to_none=True)
-        return finite
 
     def _reduce(self, sums: Tensor) -> Tensor:
         if self._fabric.world_size == 1:
