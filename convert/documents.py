@@ -71,7 +71,7 @@ def window(table: pa.Table, begin: int, end: int, base: int) -> pa.Table:
     """The pieces, cut where needed, that lie in [begin, end), with `begin` moved to `base`."""
     first = table["first_token"].to_numpy()
     stop = first + table["tokens"].to_numpy()
-    chosen = np.flatnonzero((stop > begin) & (first < end))
+    chosen = np.flatnonzero(np.minimum(stop, end) > np.maximum(first, begin))
     cut_first = np.maximum(first[chosen], begin)
     part = table.take(pa.array(chosen))
     changed = {

@@ -54,7 +54,7 @@ def test_two_and_three_workers_write_the_bytes_of_one(
         assert files_of(tmp_path / f"{workers}") == reference
 
 
-class Cut(Exception):
+class CutError(Exception):
     """The end of the process, as far as a test can play it."""
 
 
@@ -72,7 +72,7 @@ def test_a_stop_before_any_write_loses_nothing(
         nonlocal left
         left -= 1
         if left < 0:
-            raise Cut(key)
+            raise CutError(key)
         return whole_write(store, key, data, **options)
 
     monkeypatch.setattr(LocalStore, "write", write)
@@ -83,7 +83,7 @@ def test_a_stop_before_any_write_loses_nothing(
         try:
             assert command(capsys, *words).code == 0
             break
-        except Cut:
+        except CutError:
             stops += 1
             assert not (tmp_path / "out/dataset.json").exists()
     assert stops >= 3
@@ -230,9 +230,9 @@ def test_ray_that_is_not_installed_is_named(
 
 
 def test_a_worker_that_dies_is_reported(corpus: Path, tmp_path: Path) -> None:
+    words = arguments(corpus, tmp_path / "out", "--workers", 2, "--part_size", 300)
     child = subprocess.Popen(
-        [sys.executable, "-m", "convert.cli", *arguments(corpus, tmp_path / "out")]
-        + ["--workers", "2", "--part_size", "300"],
+        [sys.executable, "-m", "convert.cli", *words],
         stderr=subprocess.PIPE,
         text=True,
     )
@@ -334,7 +334,7 @@ def test_a_receipt_without_its_file_is_an_error(tmp_path: Path) -> None:
         task=0, part=0, read=1, is_last=True, splits={}, sources={}, tallies={}, files={"a": 3}
     )
     store = open_store(tmp_path)
-    with pytest.raises(DataError, match="absent, its receipt says 3 bytes. Start again"):
+    with pytest.raises(DataError, match="absent, its receipt says 3 bytes"):
         check_files(store, [receipt])
     (tmp_path / "a").write_bytes(b"abcd")
     with pytest.raises(DataError, match="4 bytes, its receipt says 3 bytes"):
