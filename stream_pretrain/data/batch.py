@@ -1,4 +1,6 @@
-"""Rows -> one micro-batch. In: (sample id, row) pairs. Out: `Batch`. Runs in a DataLoader worker; does not shuffle.
+"""Rows -> one micro-batch. In: (sample id, row) pairs. Out: `Batch`. Runs in a DataLoader worker;
+
+does not shuffle.
 
 Axes: B samples, T inputs (`seq_len`); a row has T + 1 ids.
 """
@@ -22,7 +24,8 @@ Row = tuple[int, NDArray[Any]]
 class Batch:
     """One micro-batch of one rank.
 
-    `ids` is int32 [B, T + 1]; `sample_ids` int64 [B], places in the joined streams; `digest_sum` is the signed sum of
+    `ids` is int32 [B, T + 1]; `sample_ids` int64 [B], places in the joined streams; `digest_sum` is
+    the signed sum of
     the samples' hashes.
     """
 

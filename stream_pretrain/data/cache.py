@@ -17,9 +17,11 @@ import os
 import shutil
 import socket
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 from stream_pretrain.data.index import ShardFile, StreamIndex, parse_index
 from stream_pretrain.errors import ConfigError, DataError, Fault, OwnerError
@@ -39,17 +41,34 @@ log = logging.getLogger("stream_pretrain.data")
 
 
 class CacheLock:
-    """Ownership of a cache directory, for as long as this process lives or until `close`."""
+    """Ownership of a cache directory, until the last holder in this process is gone or closes."""
+
+    _descriptors: ClassVar[dict[Path, int]] = {}
+    _holders: ClassVar[Counter[Path]] = Counter()
 
     def __init__(self, directory: Path, descriptor: int) -> None:
         self.directory = directory
-        self._descriptor: int | None = descriptor
+        self._held = True
+        self._descriptors[directory] = descriptor
+        self._holders[directory] += 1
+
+    @classmethod
+    def of_this_process(cls, directory: Path) -> CacheLock | None:
+        """One more holder of a directory that this process owns already, None when it does not."""
+        descriptor = cls._descriptors.get(directory)
+        return None if descriptor is None else cls(directory, descriptor)
 
     def close(self) -> None:
         """Give it back."""
-        if self._descriptor is not None:
-            os.close(self._descriptor)
-            self._descriptor = None
+        if not self._held:
+            return
+        self._held = False
+        self._holders[self.directory] -= 1
+        if not self._holders[self.directory]:
+            os.close(self._descriptors.pop(self.directory))
+
+    def __del__(self) -> None:
+        self.close()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -268,6 +287,9 @@ def _mounts() -> list[tuple[Path, str]]:
 
 
 def _try_lock(directory: Path, run: str) -> CacheLock | None:
+    ours = CacheLock.of_this_process(directory)
+    if ours is not None:
+        return ours
     directory.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(directory / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:

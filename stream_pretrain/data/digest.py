@@ -1,7 +1,11 @@
-"""What a run has seen, in 16 hex digits. In: token rows. Out: hashes and a chain. Does not read data.
+"""What a run has seen, in 16 hex digits. In: token rows. Out: hashes and a chain.
 
-A sample's hash is XXH64 (seed 0) of its ids as little-endian uint32. A data step's sum is the sum of its samples'
-hashes modulo 2**64, so the order within a step, the rank, the worker and the micro-batch do not matter. The chain is
+Does not read data.
+
+A sample's hash is XXH64 (seed 0) of its ids as little-endian uint32. A data step's sum is the sum
+of its samples'
+hashes modulo 2**64, so the order within a step, the rank, the worker and the micro-batch do not
+matter. The chain is
 `d_0 = 0`, `d_N = XXH64(le64(d_{N-1}) || le64(s_N))`.
 """
 

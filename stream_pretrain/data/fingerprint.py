@@ -1,6 +1,9 @@
-"""Everything that decides the order, as fields and one hash. In: an `Order`. Out: `Fingerprint`. Does not look at paths.
+"""Everything that decides the order, as fields and one hash. In: an `Order`. Out: `Fingerprint`.
 
-A dataset may move between buckets, caches and names; then the fingerprint stays. Anything else that would change
+Does not look at paths.
+
+A dataset may move between buckets, caches and names; then the fingerprint stays. Anything else that
+would change
 which samples come in which step changes a field, and the difference can be shown field by field.
 """
 
@@ -31,7 +34,10 @@ class Fingerprint:
 
 
 def fingerprint(plan: Plan, library: str) -> Fingerprint:
-    """Fingerprint of the training data that `plan` orders; `library` is the version of `streaming`."""
+    """Fingerprint of the training data that `plan` orders;
+
+    `library` is the version of `streaming`.
+    """
     order = plan.order
     return Fingerprint.of(
         {
@@ -62,7 +68,10 @@ def fingerprint(plan: Plan, library: str) -> Fingerprint:
 
 
 def differences(saved: Mapping[str, Any], current: Mapping[str, Any]) -> list[str]:
-    """One line for each field that differs, `name: saved -> current`, nested lists and mappings by path."""
+    """One line for each field that differs, `name:
+
+    saved -> current`, nested lists and mappings by path.
+    """
     lines: list[str] = []
     _walk("", saved, current, lines)
     return lines

@@ -1,7 +1,11 @@
-"""A fixed validation set. In: a dataset, how many samples. Out: the same batches at every evaluation. Never shuffles.
+"""A fixed validation set. In: a dataset, how many samples. Out:
 
-Samples are the first of the joined streams, dealt to ranks in turn. Ranks with fewer fill up with rows that do not
-count, so that all make the same number of forward passes. Rows are read once and kept (two or four bytes a token).
+the same batches at every evaluation. Never shuffles.
+
+Samples are the first of the joined streams, dealt to ranks in turn. Ranks with fewer fill up with
+rows that do not
+count, so that all make the same number of forward passes. Rows are read once and kept (two or four
+bytes a token).
 """
 
 from __future__ import annotations
@@ -50,9 +54,7 @@ class Holdout:
         most = -(-self.samples // self._world.world_size)
         for start in range(0, most, self._micro_batch):
             counted = max(0, min(len(own) - start, self._micro_batch))
-            chunk = [
-                rows[min(start + place, len(rows) - 1)] for place in range(self._micro_batch)
-            ]
+            chunk = [rows[min(start + place, len(rows) - 1)] for place in range(self._micro_batch)]
             yield torch.from_numpy(np.stack(chunk).astype(np.int32)), counted
 
     def _own_samples(self) -> Sequence[int]:
@@ -60,6 +62,8 @@ class Holdout:
 
     def _read(self) -> list[NDArray[Any]]:
         if self._rows is None:
-            own = self._own_samples() or range(1)  # a rank without samples fills up with the first row
+            own = self._own_samples() or range(
+                1
+            )  # a rank without samples fills up with the first row
             self._rows = [np.array(self._source[index][1]) for index in own]
         return self._rows

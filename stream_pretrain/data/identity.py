@@ -1,4 +1,7 @@
-"""Is streaming of one mind with the launcher? In: `World`. Out: nothing, or an error. Starts no process group."""
+"""Is streaming of one mind with the launcher? In: `World`. Out: nothing, or an error.
+
+Starts no process group.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,9 @@ from stream_pretrain.schema import World
 
 
 def check_world(world: World) -> None:
-    """Streaming's view of this process must equal the launcher's: else ranks would train on the same data.
+    """Streaming's view of this process must equal the launcher's:
+
+    else ranks would train on the same data.
 
     Raises:
         TrainingError: on any rank where the two differ.

@@ -14,7 +14,7 @@ from dataclasses import replace
 from stream_pretrain.data.index import Shard, StreamIndex
 from stream_pretrain.data.rows import raw_dtype
 from stream_pretrain.data.unpack import unpacked
-from stream_pretrain.errors import DataError, ShardError
+from stream_pretrain.errors import ShardError
 from stream_pretrain.storage.hashing import blocks
 from stream_pretrain.storage.store import Store
 
@@ -38,27 +38,6 @@ def measure(index: StreamIndex, store: Store, *, seq_len: int | None) -> StreamI
     except ValueError as error:
         raise ShardError(f"{place}: sample 0: {error}. Convert the dataset again.") from error
     return replace(index, rows=replace(rows, ids=ids))
-
-
-def check_row_length(index: StreamIndex, *, seq_len: int | None, truncate: bool, name: str) -> int:
-    """The `seq_len` that a stream trains with;
-
-    `DataError` when its rows do not fit the one that is asked for.
-    """
-    row_ids = index.rows.ids
-    assert row_ids is not None, "measure() comes first"
-    if seq_len is None or row_ids == seq_len + 1:
-        return row_ids - 1
-    if row_ids > seq_len + 1 and truncate:
-        return seq_len
-    remedy = f"Set data.seq_len: {row_ids - 1}"
-    if row_ids > seq_len + 1:
-        remedy += ", or data.truncate: true to cut them"
-    raise DataError(
-        f"stream {name} ({index.location}): rows hold {row_ids:,} ids, which means seq_len "
-        f"{row_ids - 1:,} (inputs "
-        f"and targets overlap), but data.seq_len is {seq_len:,}. {remedy}."
-    )
 
 
 def first_sample(shard: Shard, store: Store) -> bytes:

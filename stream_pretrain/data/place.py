@@ -33,13 +33,9 @@ from stream_pretrain.storage.store import Store
 
 @dataclass(frozen=True, kw_only=True)
 class Placed:
-    """`source` can be opened. `lock` is held by the node's first rank, for cached streams;
-
-    `need` likewise.
-    """
+    """`source` can be opened. `need` is what its cache wants, on the node's first rank."""
 
     source: ShardSource
-    lock: CacheLock | None = None
     need: Need | None = None
 
 
@@ -71,8 +67,10 @@ def place_stream(
         need = _need(label, lock.directory, index, scan(lock.directory, index).kept_bytes)
     texts = (share or share_text)(str(lock.directory) if lock else "")
     directory = Path(texts[world.rank - world.local_rank])
-    source = ShardSource(name=label, store=store, index=index, directory=directory, drawn=drawn)
-    return Placed(source=source, lock=lock, need=need)
+    source = ShardSource(
+        name=label, store=store, index=index, directory=directory, drawn=drawn, lock=lock
+    )
+    return Placed(source=source, need=need)
 
 
 def _own(

@@ -1,7 +1,11 @@
-"""Data steps -> the dataset's native state. In: step counts. Out: `DataPosition`. Does not count anything itself.
+"""Data steps -> the dataset's native state. In: step counts. Out: `DataPosition`.
 
-The state of `StreamingDataset` has five keys and checks none of them (TRAPS D), so they are computed here from the
-data step and from nothing else: a loader that looks ahead, a worker that died or an epoch that just ended cannot
+Does not count anything itself.
+
+The state of `StreamingDataset` has five keys and checks none of them (TRAPS D), so they are
+computed here from the
+data step and from nothing else: a loader that looks ahead, a worker that died or an epoch that just
+ended cannot
 put them out of step.
 """
 
@@ -14,7 +18,8 @@ from dataclasses import asdict, dataclass
 class DataPosition:
     """Where a stream stands, in the dataset's own five keys.
 
-    `initial_physical_nodes` is always 1: with it, every node count that divides the global batch sees the same
+    `initial_physical_nodes` is always 1: with it, every node count that divides the global batch
+    sees the same
     steps; without it the library derives a layout from the node count of the first launch.
     """
 
@@ -31,7 +36,10 @@ class DataPosition:
 
 @dataclass(frozen=True, kw_only=True)
 class EpochClock:
-    """Arithmetic of one phase: `steps_per_epoch` global batches of `global_batch` samples make an epoch."""
+    """Arithmetic of one phase:
+
+    `steps_per_epoch` global batches of `global_batch` samples make an epoch.
+    """
 
     global_batch: int
     steps_per_epoch: int
@@ -41,7 +49,8 @@ class EpochClock:
     def position(self, phase_step: int) -> DataPosition:
         """Position after `phase_step` global batches of this phase.
 
-        At an epoch's end this is `{epoch + 1, 0}`: a state of `{epoch, end}` can be illegal to load.
+        At an epoch's end this is `{epoch + 1, 0}`: a state of `{epoch, end}` can be illegal to
+        load.
         """
         if phase_step < 0:
             raise ValueError(f"phase_step must be at least 0, got {phase_step}")

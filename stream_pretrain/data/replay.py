@@ -1,7 +1,11 @@
-"""The order of an epoch, without reading a sample. In: an `Order` and shard sizes. Out: sample ids by step.
+"""The order of an epoch, without reading a sample. In: an `Order` and shard sizes. Out:
 
-This calls the library's own partition and shuffle functions for one node, one rank and one worker, so what it returns
-is what a run trains on, and no second definition of the order exists. It opens no file and no shared memory.
+sample ids by step.
+
+This calls the library's own partition and shuffle functions for one node, one rank and one worker,
+so what it returns
+is what a run trains on, and no second definition of the order exists. It opens no file and no
+shared memory.
 """
 
 from __future__ import annotations
@@ -47,7 +51,8 @@ def partitioned_ids(
 ) -> NDArray[np.int64]:
     """Sample ids as the library deals them out, -1 where it pads.
 
-    `topology` is (nodes, ranks per node, workers per rank, micro-batch); without it one rank takes whole batches.
+    `topology` is (nodes, ranks per node, workers per rank, micro-batch); without it one rank takes
+    whole batches.
     Returns int64 [nodes, ranks, workers, batches per worker, micro-batch].
     """
     nodes, ranks, workers, micro_batch = topology or (1, 1, 1, order.global_batch)
@@ -64,7 +69,8 @@ def partitioned_ids(
 def steps_of(ids: NDArray[np.int64], global_batch: int) -> list[NDArray[np.int64]]:
     """Regroup `partitioned_ids` of any topology into data steps, each sorted.
 
-    A rank takes batches from its workers in turn, and a step takes the same number of batches from every rank.
+    A rank takes batches from its workers in turn, and a step takes the same number of batches from
+    every rank.
     """
     nodes, ranks, _workers, _batches, micro_batch = ids.shape
     by_batch = ids.transpose(3, 2, 0, 1, 4)  # batch of worker, worker, node, rank, sample

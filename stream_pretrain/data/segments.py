@@ -16,7 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-import streaming.base.dataset as library
+import streaming.base.dataset
 from streaming.base.constant import (
     BARRIER,
     CACHE_USAGE,
@@ -46,7 +46,7 @@ class SharedNames:
             SHARD_STATES: shards,
             SHARD_ACCESS_TIMES: 8 * shards,
         }
-        self._made: list[SharedMemory] = []
+        self._made: list[Any] = []
 
     def __getstate__(self) -> dict[str, Any]:
         return {"prefix": self.prefix, "_sizes": self._sizes, "_made": []}
@@ -83,13 +83,14 @@ class JobNames:
     """While active, datasets are built with these names and keep their files in `directory`."""
 
     def __init__(self, names: SharedNames, directory: Path) -> None:
+        self._library: Any = streaming.base.dataset
         self._names = names
         self._directory = directory
 
     def __enter__(self) -> None:
-        self._get_shm_prefix = library.get_shm_prefix
+        self._get_shm_prefix = self._library.get_shm_prefix
         self._tempdir = tempfile.tempdir
-        library.get_shm_prefix = self._names.register
+        self._library.get_shm_prefix = self._names.register
         tempfile.tempdir = str(self._directory)
 
     def __exit__(
@@ -98,5 +99,5 @@ class JobNames:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        library.get_shm_prefix = self._get_shm_prefix
+        self._library.get_shm_prefix = self._get_shm_prefix
         tempfile.tempdir = self._tempdir

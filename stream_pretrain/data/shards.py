@@ -28,6 +28,7 @@ from streaming.base.dataset import _ShardState
 from streaming.base.format.base.reader import FileInfo
 from streaming.base.format.mds.reader import MDSReader
 
+from stream_pretrain.data.cache import CacheLock
 from stream_pretrain.data.fetch import FetchSettings, fetch_shard, verify_shard
 from stream_pretrain.data.index import Shard, ShardFile, StreamIndex
 from stream_pretrain.data.prefetch import Prefetch
@@ -54,7 +55,8 @@ class ShardSource:
     `store` is where its shards are, `directory` where this node keeps them, None to read them in
     place.
 
-    `drawn` is the number of samples that it gives to an epoch.
+    `drawn` is the number of samples that it gives to an epoch. `lock` is held as long as the
+    dataset lives.
     """
 
     name: str
@@ -62,6 +64,7 @@ class ShardSource:
     index: StreamIndex
     directory: Path | None
     drawn: int
+    lock: CacheLock | None = None
 
     @property
     def raw_directory(self) -> Path:
@@ -174,6 +177,7 @@ class LoudDataset(StreamingDataset):
                 partition_algo=order.partition_algo,
             )
         self._job = job
+        self._locks = [source.lock for source in sources if source.lock is not None]
         self._directory = job.directory
         self._name = str(prefix)
         self._failures = Failures(job.directory, self._name)
@@ -187,16 +191,19 @@ class LoudDataset(StreamingDataset):
 
     def __getstate__(self) -> dict[str, Any]:
         """Without what belongs to this process alone."""
-        return {key: value for key, value in self.__dict__.items() if key != "_job"}
+        kept = {key: value for key, value in self.__dict__.items() if key != "_job"}
+        return {**kept, "_locks": []}
 
-    def check(self) -> None:
-        """Raise, in its own words, what failed anywhere on this node."""
-        self._failures.check()
+    def failure(self) -> str | None:
+        """What failed first on this node, in its own words and without a worker's traceback."""
+        return self._failures.text()
 
     def close(self) -> None:
         """Give back segments and files. The dataset cannot be used afterwards."""
         self._files.close()
         self._shared_names.remove()
+        for lock in self._locks:
+            lock.close()
 
     def __iter__(self) -> Iterator[Any]:
         """Exactly the samples of this worker's part of the epoch; anything else is an error."""

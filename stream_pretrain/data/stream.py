@@ -1,7 +1,11 @@
-"""An endless row of micro-batches in epochs. In: a dataset and where to begin. Out: `take(n)`. Counts nothing else.
+"""An endless row of micro-batches in epochs. In: a dataset and where to begin. Out: `take(n)`.
 
-There is no iterator to cycle. Before every epoch the native state is computed from the step, loaded into the dataset,
-and the dataset makes that epoch's order afresh from its shuffle seed; a start in mid-epoch is the first case of the
+Counts nothing else.
+
+There is no iterator to cycle. Before every epoch the native state is computed from the step, loaded
+into the dataset,
+and the dataset makes that epoch's order afresh from its shuffle seed; a start in mid-epoch is the
+first case of the
 same path. Each epoch must give exactly the planned number of steps, or the run stops.
 """
 
@@ -18,7 +22,7 @@ from torch.utils.data import DataLoader
 
 from stream_pretrain.data.batch import Batch, collate
 from stream_pretrain.data.position import DataPosition, EpochClock
-from stream_pretrain.errors import DataError
+from stream_pretrain.errors import DataError, ShardError
 
 WORKER_PRELOAD = ("torch", "streaming", "stream_pretrain.data.shards", "stream_pretrain.data.batch")
 
@@ -71,7 +75,10 @@ class EpochStream:
         return batches
 
     def skip(self, steps: int) -> None:
-        """Leave out the next `steps` global batches; they are counted and not read where an epoch allows it."""
+        """Leave out the next `steps` global batches;
+
+        they are counted and not read where an epoch allows it.
+        """
         self.go_to(self._phase_step + steps)
 
     def go_to(self, phase_step: int) -> None:
@@ -87,7 +94,8 @@ class EpochStream:
 
     def _open_epoch(self) -> Iterator[Batch]:
         position = self.position
-        # A state of an earlier epoch than the dataset's next is ignored as stale, so that is set as well.
+        # A state of an earlier epoch than the dataset's next is ignored as stale, so that is set as
+        # well.
         self._dataset.next_epoch = position.epoch
         self._dataset.load_state_dict(position.native())
         return iter(self._loader)
@@ -95,6 +103,10 @@ class EpochStream:
     def _next(self, epoch: Iterator[Batch]) -> Batch:
         try:
             return next(epoch)
+        except ShardError as error:
+            # The loader puts a worker's traceback before the message; the dataset keeps the message
+            # itself.
+            raise ShardError(self._dataset.failure() or str(error)) from None
         except StopIteration:
             position = self.position
             raise DataError(
@@ -114,7 +126,9 @@ class EpochStream:
 
 
 def _loader(dataset: Any, settings: LoaderSettings) -> DataLoader[Batch]:
-    """A DataLoader whose workers come from a fork server that never used a bucket client (TRAPS C)."""
+    """A DataLoader whose workers come from a fork server that never used a bucket client
+    (TRAPS C).
+    """
     workers = settings.workers
     options: dict[str, Any] = {}
     if workers:
@@ -136,7 +150,8 @@ def _loader(dataset: Any, settings: LoaderSettings) -> DataLoader[Batch]:
         collate_fn=collate,
         pin_memory=settings.pin_memory,
         drop_last=True,
-        # Without its own generator a loader draws from the global one at every epoch, and a resumed run would
+        # Without its own generator a loader draws from the global one at every epoch, and a resumed
+        # run would
         # stand elsewhere in that sequence.
         generator=torch.Generator().manual_seed(0),
         **options,

@@ -37,10 +37,15 @@ class Failures:
         finally:
             draft.unlink(missing_ok=True)
 
+    def text(self) -> str | None:
+        """The recorded failure, if there is one."""
+        return self._file.read_text() if self._file.exists() else None
+
     def check(self) -> None:
         """Raise the recorded failure, if there is one."""
-        if self._file.exists():
-            raise ShardError(self._file.read_text())
+        text = self.text()
+        if text is not None:
+            raise ShardError(text)
 
     def clear(self) -> None:
         """Forget it."""

@@ -45,7 +45,7 @@ def unpacked(
 
 def _zstd(chunks: Iterable[bytes], limit: int) -> Iterator[bytes]:
     del limit
-    source = _Source(chunks)
+    source: Any = _Source(chunks)
     reader = zstandard.ZstdDecompressor().stream_reader(source, read_across_frames=True)
     while piece := reader.read(1 << 20):
         yield piece

@@ -1,6 +1,7 @@
 """What a DataLoader worker does first. In: its number. Out: nothing. Does not read data.
 
-torchrun and SLURM signal the whole process group: a worker with the default action would die, and its rank with it,
+torchrun and SLURM signal the whole process group: a worker with the default action would die, and
+its rank with it,
 before anything is saved. So workers ignore the stop signals, and die with their parent instead.
 """
 
@@ -26,7 +27,9 @@ def start_worker(_worker: int) -> None:
 
 
 def die_with_parent() -> None:
-    """Ask Linux to kill this process when its parent ends, so that no orphan holds a cache or a download."""
+    """Ask Linux to kill this process when its parent ends, so that no orphan holds a cache or a
+    download.
+    """
     if not sys.platform.startswith("linux"):
         return
     parent = os.getppid()

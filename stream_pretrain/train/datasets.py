@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
-import hashlib
+import logging
 from collections.abc import Sequence
-from pathlib import Path
 
 from stream_pretrain.config.sections import Config
+from stream_pretrain.data.cache import check_space, shuffle_window_bytes
 from stream_pretrain.data.fetch import FetchSettings
 from stream_pretrain.data.holdout import Holdout
+from stream_pretrain.data.place import place_stream
 from stream_pretrain.data.shards import LoudDataset, ReadSettings, ShardSource, open_dataset
+from stream_pretrain.data.shared_memory import check_shared_memory
 from stream_pretrain.order import Order
 from stream_pretrain.plan import Plan
 from stream_pretrain.train.gather import Source, Sources
-from stream_pretrain.train.rundir import cache_home
+
+log = logging.getLogger("stream_pretrain.data")
 
 
 def training_dataset(config: Config, planned: Plan, sources: Sources) -> LoudDataset:
     """The dataset in the plan's order, with everything that streaming would derive set explicitly."""
+    check_shared_memory(planned.order.epoch_size)
     return open_dataset(
-        _shard_sources(config, sources.train, planned.order.drawn),
+        _shard_sources(config, planned, sources.train, planned.order),
         order=planned.order,
         batch_size=planned.micro_batch,
         settings=_read_settings(config, planned),
@@ -35,7 +39,7 @@ def _holdout(config: Config, planned: Plan, name: str, held: Sequence[Source]) -
     counts = tuple(source.facts.samples for source in held)
     order = Order(global_batch=1, drawn=counts, canonical_nodes=1, shuffle=False)
     dataset = open_dataset(
-        _shard_sources(config, held, counts),
+        _shard_sources(config, planned, held, order),
         order=order,
         batch_size=planned.micro_batch,
         settings=_read_settings(config, planned),
@@ -78,31 +82,23 @@ def _tokens_per_byte(held: Sequence[Source]) -> float | None:
 
 
 def _shard_sources(
-    config: Config, sources: Sequence[Source], drawn: Sequence[int]
+    config: Config, planned: Plan, sources: Sequence[Source], order: Order
 ) -> list[ShardSource]:
-    return [
-        ShardSource(
-            name=source.facts.name,
-            store=source.store,
-            index=source.index,
-            directory=cache_directory(config, source),
-            drawn=count,
+    """Where each stream's shards are on this node. Every rank calls this in the same order."""
+    placed = [
+        place_stream(
+            source.store,
+            source.index,
+            stream=source.config,
+            cache=config.data.cache,
+            drawn=drawn,
+            run=str(config.run.dir),
+            world=planned.world,
         )
-        for source, count in zip(sources, drawn, strict=True)
+        for source, drawn in zip(sources, order.drawn, strict=True)
     ]
-
-
-def cache_directory(config: Config, source: Source) -> Path | None:
-    """Where this node keeps a stream's raw shards; None where they are read in place.
-
-    Compressed shards of a local dataset are unpacked in the cache: the data itself is never written to.
-    """
-    local_only = source.config.remote is None
-    if local_only and all(shard.packed is None for shard in source.index.shards):
-        return None
-    split = source.store.location.rstrip("/").rsplit("/", 1)[-1]
-    if source.config.local is not None and not local_only:
-        return Path(source.config.local) / split
-    base = Path(config.data.cache.dir) if config.data.cache.dir else cache_home() / "shards"
-    name = hashlib.sha256(source.store.location.encode()).hexdigest()[:12]
-    return base / f"{source.facts.name}-{name}" / split
+    needs = [place.need for place in placed if place.need is not None]
+    window = shuffle_window_bytes(order, [s.index for s in sources], planned.world.nodes)
+    for line in check_space(needs, limit=config.data.cache.limit, window_bytes=window):
+        log.warning(line)
+    return [place.source for place in placed]

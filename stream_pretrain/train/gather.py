@@ -8,6 +8,7 @@ from pathlib import Path
 
 from stream_pretrain.config.sections import Config, StreamConfig
 from stream_pretrain.data.index import StreamIndex, find_stream, read_index
+from stream_pretrain.data.measure import measure
 from stream_pretrain.errors import ConfigError, DataError, Fault
 from stream_pretrain.schema import StreamFacts
 from stream_pretrain.storage.store import Store, open_store
@@ -50,9 +51,7 @@ def gather(config: Config) -> Sources:
         held = _own_validation(config, train)
     if faults:
         raise ConfigError.of(faults)
-    return Sources(
-        train=tuple(train), holdouts={source.facts.name: (source,) for source in held}
-    )
+    return Sources(train=tuple(train), holdouts={source.facts.name: (source,) for source in held})
 
 
 def _sources(
@@ -82,7 +81,7 @@ def _own_validation(config: Config, train: list[Source]) -> list[Source]:
 def _source(config: Config, stream: StreamConfig, split: str) -> Source:
     root = open_store(stream.location, config.storage_of(stream))
     store, card = find_stream(root, stream.split or split)
-    index = read_index(store, card)
+    index = measure(read_index(store, card), store, seq_len=config.data.seq_len)
     return Source(config=stream, facts=index.facts(stream.label), store=store, index=index)
 
 

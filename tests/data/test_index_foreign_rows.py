@@ -12,7 +12,7 @@ import pytest
 from streaming import MDSWriter
 
 from stream_pretrain.data.index import StreamIndex, read_index
-from stream_pretrain.data.measure import check_row_length, first_sample, measure
+from stream_pretrain.data.measure import first_sample, measure
 from stream_pretrain.data.rows import row_format
 from stream_pretrain.data.shards import ReadSettings, ShardSource, open_dataset
 from stream_pretrain.errors import DataError, ShardError
@@ -88,26 +88,16 @@ def test_rows_of_every_encoding_come_back_writable(
         assert (row == rows[place]).all()
 
 
-def test_a_row_of_2048_is_a_seq_len_of_2047_and_the_error_says_so(tmp_path: Path) -> None:
+def test_the_first_shard_that_holds_samples_tells_the_row_length(tmp_path: Path) -> None:
     row = np.arange(2048, dtype=np.int64).tobytes()
     store, index = written(tmp_path, "bytes", [row, row])
-    assert (
-        index.shards[0].samples == 0
-    )  # the library writes an empty shard before a sample that is over its limit
-    index = measure(index, store, seq_len=2048)
-    assert check_row_length(index, seq_len=None, truncate=False, name="c4") == 2047
-    assert check_row_length(index, seq_len=2047, truncate=False, name="c4") == 2047
-    with pytest.raises(DataError) as failure:
-        check_row_length(index, seq_len=2048, truncate=True, name="c4")
-    assert "rows hold 2,048 ids, which means seq_len 2,047" in str(failure.value)
-    assert "Set data.seq_len: 2047." in str(failure.value)
+    assert index.shards[0].samples == 0  # the library's, before a sample that is over its limit
+    for seq_len in (None, 2047, 2048):
+        assert measure(index, store, seq_len=seq_len).facts("c4").row_ids == 2048
 
 
 def test_longer_rows_are_cut_only_when_that_is_asked_for(tmp_path: Path) -> None:
     store, index = written(tmp_path / "data", "ndarray:uint16:16", list(ROWS.astype("uint16")))
-    assert check_row_length(index, seq_len=9, truncate=True, name="a") == 9
-    with pytest.raises(DataError, match=r"or data\.truncate: true to cut them"):
-        check_row_length(index, seq_len=9, truncate=False, name="a")
     found = rows_of(store, index, tmp_path / "cache", row_ids=10, truncate=True)
     assert all((row == ROWS[place, :10]).all() for place, row in found)
     assert found[0][1].flags.writeable

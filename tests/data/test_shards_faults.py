@@ -186,10 +186,7 @@ def test_a_fault_that_stays_ends_in_a_prompt_error_with_shard_and_cause(
     assert time.monotonic() - began < PROMPT_S
     assert f"{web.location}/{BAD_SHARD}" in str(failure.value)
     assert cause in str(failure.value)
-    with pytest.raises(ShardError) as plain:
-        dataset.check()
-    assert str(plain.value).startswith(f"{web.location}/{BAD_SHARD}: ")
-    assert cause in str(plain.value)
+    assert str(failure.value).startswith(f"{web.location}/{BAD_SHARD}: ")
     assert not (web.cache / BAD_SHARD.removesuffix(".zstd")).exists()
 
 
@@ -197,10 +194,10 @@ def test_a_fault_that_stays_ends_in_a_prompt_error_with_shard_and_cause(
 def test_a_shard_that_is_missing_is_named(workers: int, web: Bucket) -> None:
     dataset = web.open()
     open_store(web.location).delete(BAD_SHARD)
-    with pytest.raises(ShardError, match="HTTP 404"):
+    with pytest.raises(
+        ShardError, match=f"^{web.location}/{BAD_SHARD}: download: HTTP 404, NoSuch"
+    ):
         epoch(dataset, workers)
-    with pytest.raises(ShardError, match=f"{BAD_SHARD}: download: HTTP 404, NoSuchKey"):
-        dataset.check()
 
 
 @pytest.fixture
@@ -223,6 +220,9 @@ def test_a_full_disk_is_named(workers: int, web: Bucket, small_disk: Path) -> No
     (small_disk / "ballast").write_bytes(bytes(8192))
     with pytest.raises(ShardError, match="No space left on device"):
         epoch(dataset, workers)
+    until = time.monotonic() + 20
+    while list(small_disk.rglob("*.tmp")) and time.monotonic() < until:
+        time.sleep(0.05)  # another thread may still be at its own shard
     assert not list(small_disk.rglob("*.tmp"))
 
 
