@@ -19,7 +19,14 @@ from convert.content import RowsHash, content_hash, hash_rows
 from convert.documents import read_parquet_bytes
 from convert.mds_reader import shard_layout
 from stream_pretrain.errors import DataError, StorageError
-from stream_pretrain.schema import CARD_NAME, DOCUMENTS_DIR, INDEX_NAME, TOKENIZER_DIR, Card
+from stream_pretrain.schema import (
+    CARD_NAME,
+    DOCUMENTS_DIR,
+    INDEX_NAME,
+    TOKENIZER_DIR,
+    TOKENS_COLUMN,
+    Card,
+)
 from stream_pretrain.storage.hashing import hash_of
 from stream_pretrain.storage.store import Store
 
@@ -150,8 +157,9 @@ def rows_of(raw: bytes, card: Card) -> Any:
     offsets, columns = shard_layout(raw)
     dtype = np.dtype("<u2" if card.dtype == "uint16" else "<u4")
     width = (card.seq_len + 1) * dtype.itemsize
-    if len(columns) != 1 or columns[0][2] != width:
-        raise ValueError(f"columns {columns}, not one of {width} bytes")
+    expected = (TOKENS_COLUMN, f"ndarray:{card.dtype}:{card.seq_len + 1}", width)
+    if columns != [expected]:
+        raise ValueError(f"its columns are {columns}, not {[expected]}")
     if not np.array_equal(np.diff(offsets.astype(np.int64)), np.full(len(offsets) - 1, width)):
         raise ValueError("samples of unequal length")
     return np.frombuffer(raw, dtype, offset=int(offsets[0])).reshape(-1, card.seq_len + 1)

@@ -109,9 +109,7 @@ def test_content_that_is_not_the_cards_is_found(out: Path, capsys: Any) -> None:
 )
 def test_malformed_shards_are_named(change: Any, out: Path, capsys: Any) -> None:
     rewrite_shard(out, change)
-    said = verify(capsys, out, code=0 if b"tokenz" in change(b"tokens") else 1)
-    if b"tokenz" not in change(b"tokens"):
-        assert "no MDS shard of this dataset" in said
+    assert "no MDS shard of this dataset" in verify(capsys, out)
 
 
 def test_a_card_that_counts_wrongly_is_found(out: Path, capsys: Any) -> None:
@@ -203,7 +201,7 @@ def test_help_and_bad_flags_answer_without_heavy_imports() -> None:
         "    main(['build', '--help'])\n"
         "except SystemExit as done:\n"
         "    assert done.code == 0\n"
-        "heavy = {'torch', 'streaming', 'lightning', 'litgpt', 'transformers', 'pyarrow', 'numpy'}\n"
+        "heavy = {'torch', 'streaming', 'litgpt', 'transformers', 'pyarrow', 'numpy'}\n"
         "print(sorted(heavy & set(sys.modules)), file=sys.stderr)\n"
     )
     done = subprocess.run(
