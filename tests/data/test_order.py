@@ -33,7 +33,8 @@ def cases(draw: st.DrawFn) -> tuple[Order, list[list[int]]]:
     if sum(map(sum, shards)) < 2 * batch:
         shards[0].append(2 * batch)
     weights = draw(
-        st.none() | st.lists(st.sampled_from([0.5, 1.0, 3.0]), min_size=len(shards), max_size=len(shards))
+        st.none()
+        | st.lists(st.sampled_from([0.5, 1.0, 3.0]), min_size=len(shards), max_size=len(shards))
     )
     order = Order(
         global_batch=batch,
@@ -50,7 +51,9 @@ def cases(draw: st.DrawFn) -> tuple[Order, list[list[int]]]:
 
 @st.composite
 def topologies(draw: st.DrawFn, batch: int) -> tuple[int, int, int, int]:
-    """(nodes, ranks per node, workers, micro-batch) whose product without workers divides the batch."""
+    """(nodes, ranks per node, workers, micro-batch) whose product without workers divides the
+    batch.
+    """
     nodes = draw(st.sampled_from([n for n in divisors(batch) if n <= 8]))
     ranks = draw(st.sampled_from([n for n in divisors(batch // nodes) if n <= 8]))
     micro = draw(st.sampled_from(divisors(batch // nodes // ranks)))
@@ -104,7 +107,8 @@ def test_with_weights_each_sample_comes_floor_or_ceil_times(data: st.DataObject)
         assert counts.sum() == drawn
         times = Fraction(drawn, sum(sizes))
         allowed = {int(times), -(-times.numerator // times.denominator)}
-        # The library shares a stream's samples among its shards by whole numbers, so that a shard may round
+        # The library shares a stream's samples among its shards by whole numbers, so that a shard
+        # may round
         # the other way than the stream.
         assert set(counts.tolist()) <= allowed | {min(allowed) + 1}
         start += sum(sizes)
