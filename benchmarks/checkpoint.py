@@ -12,6 +12,7 @@ restore.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import statistics
 import subprocess
@@ -96,7 +97,7 @@ def measure(parameters: int, directory: Path) -> dict[str, float]:
     files = [p for p in (directory / "async").rglob("*") if p.is_file() and "step-" in str(p)]
     figures["written_over_state"] = sum(p.stat().st_size for p in files) / figures["state_bytes"]
     figures["fabric_save_s"] = fabric_save(directory / "fabric", model, optimizer)
-    figures["restart_s"] = restart(parameters, directory / "async")
+    figures |= restart(parameters, directory / "async")
     return figures
 
 
@@ -116,21 +117,21 @@ class Copy:
 
 
 def saves(name: str, saver: Checkpoints, copy: Copy) -> dict[str, float]:
-    """Stalls of saves with nothing under way, each between two copies made for comparison."""
+    """Stalls of saves with nothing under way, each after a copy made for comparison."""
     stalls, copies = [], []
     for step in range(1, SAVES + 1):
-        before = copy.seconds()
+        copies.append(copy.seconds())
         stalls.append(saver.save(TrainState(step=step, data_step=step)))
-        copies.append((before + copy.seconds()) / 2)
         saver.wait()
     saver.close()
     ratios = [stall / one for stall, one in zip(stalls, copies, strict=True)]
     return {
         f"{name}_stall_first_s": stalls[0],
-        f"{name}_stall_median_s": statistics.median(stalls[1:]),
-        f"{name}_copy_median_s": statistics.median(copies),
+        f"{name}_stall_median_s": statistics.median(stalls),
+        f"{name}_stall_best_s": min(stalls),
+        f"{name}_copy_best_s": min(copies),
         f"{name}_first_over_copy": ratios[0],
-        f"{name}_median_over_copy": statistics.median(ratios[1:]),
+        f"{name}_median_over_copy": statistics.median(ratios),
     }
 
 
@@ -147,23 +148,34 @@ def fabric_save(directory: Path, model: nn.Module, optimizer: torch.optim.Optimi
     return min(seconds)
 
 
-def restart(parameters: int, run: Path) -> float:
-    """Seconds from starting Python to the first update after a restore."""
+def restart(parameters: int, run: Path) -> dict[str, float]:
+    """Seconds from starting Python to the first update after a restore, and of its parts."""
     command = [sys.executable, __file__, "--parameters", str(parameters), "--resume", str(run)]
     started = time.perf_counter()
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-    return time.perf_counter() - started
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    total = time.perf_counter() - started
+    parts: dict[str, float] = json.loads(done.stdout)
+    rest = total - sum(parts.values())
+    return {"restart_s": total, "restart_python_s": rest, **parts}
 
 
-def resume(parameters: int, run: Path) -> None:
+def resume(parameters: int, run: Path) -> dict[str, float]:
     """What a restarted process does: make, find, verify, restore, update once."""
+    times = [time.perf_counter()]
     model, optimizer = make(parameters)
     saver = opened(run, model, optimizer, asynchronous=True)
+    times.append(time.perf_counter())
     found = saver.find("auto")
     assert found is not None
+    times.append(time.perf_counter())
     saver.restore(found)
+    times.append(time.perf_counter())
     update(model, optimizer)
+    times.append(time.perf_counter())
     saver.close()
+    names = ("make", "find_and_hash", "restore", "first_update")
+    spans = zip(names, itertools.pairwise(times), strict=True)
+    return {f"restart_{name}_s": end - begin for name, (begin, end) in spans}
 
 
 def main() -> None:
@@ -175,7 +187,7 @@ def main() -> None:
     parser.add_argument("--resume", type=Path, default=None, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.resume is not None:
-        resume(arguments.parameters, arguments.resume)
+        print(json.dumps(resume(arguments.parameters, arguments.resume)))
         return
     with tempfile.TemporaryDirectory(dir=arguments.dir) as directory:
         figures = measure(arguments.parameters, Path(directory))

@@ -21,12 +21,12 @@ from stream_pretrain.checkpoint.layout import (
     Receipt,
     rng_name,
 )
+from stream_pretrain.checkpoint.optimizer_layout import lay_out
 from stream_pretrain.checkpoint.state import TrainState
 from stream_pretrain.checkpoint.tensors import (
     Tensors,
     collect,
     drop_untouched,
-    materialise_optimizer,
     set_scalars,
 )
 from stream_pretrain.errors import CheckpointError
@@ -43,7 +43,7 @@ def load_tensors(directory: Path, model: nn.Module, optimizers: Sequence[Optimiz
         for part in (MODEL_DIR, OPTIMIZER_DIR)
     }
     for optimizer in optimizers:
-        materialise_optimizer(optimizer)
+        lay_out(optimizer)
     drop_untouched(model, optimizers, stored[OPTIMIZER_DIR] | frozenset(notes["scalars"]))
     live = collect(model, optimizers)
     _require_same_names(directory, live, stored, notes)

@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
@@ -119,30 +118,6 @@ def group_settings(optimizers: Sequence[Optimizer]) -> list[dict[str, Any]]:
         for optimizer in optimizers
         for group in optimizer.param_groups
     ]
-
-
-def materialise_optimizer(optimizer: Optimizer) -> None:
-    """Give every trainable parameter fresh optimizer tensors of the right shape, place and
-    sharding.
-
-    A step with gradients of zero and a rate of zero: each optimizer lays out its own state. The
-    parameters are about to be overwritten by the checkpoint.
-    """
-    optimizer.state.clear()
-    saved: list[dict[str, Any]] = []
-    for group in optimizer.param_groups:
-        saved.append({key: group[key] for key in ("lr", "weight_decay") if key in group})
-        for key, value in saved[-1].items():
-            group[key] = torch.zeros_like(value) if isinstance(value, Tensor) else 0.0
-        for parameter in group["params"]:
-            if parameter.requires_grad:
-                parameter.grad = torch.zeros_like(parameter)
-    try:
-        optimizer.step()
-    finally:
-        for group, values in zip(optimizer.param_groups, saved, strict=True):
-            group.update(values)
-        optimizer.zero_grad(set_to_none=True)
 
 
 def drop_untouched(
