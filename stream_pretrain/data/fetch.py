@@ -17,6 +17,7 @@ from stream_pretrain.data.index import Shard, ShardFile
 from stream_pretrain.data.unpack import unpacked
 from stream_pretrain.data.watch import log, watched
 from stream_pretrain.errors import ShardError, StorageError
+from stream_pretrain.storage.failures import explain
 from stream_pretrain.storage.hashing import blocks, hash_of
 from stream_pretrain.storage.retry import Retry
 from stream_pretrain.storage.store import Store
@@ -48,7 +49,7 @@ def fetch_shard(shard: Shard, store: Store, directory: Path, settings: FetchSett
             else:
                 _download_packed(shard, shard.packed, store, target, settings)
     except (StorageError, OSError) as error:
-        raise shard_error(error, place, store) from error
+        raise shard_error(error, place, store, directory) from error
     return target
 
 
@@ -66,13 +67,14 @@ def verify_shard(shard: Shard, path: Path, settings: FetchSettings, place: str) 
     return None
 
 
-def shard_error(error: Exception, place: str, store: Store) -> ShardError:
+def shard_error(error: Exception, place: str, store: Store, directory: Path) -> ShardError:
     """A `ShardError` out of whatever went wrong below."""
-    text = str(error)
-    if isinstance(error, StorageError) and error.reason == "damaged":
+    reason = error.reason if isinstance(error, StorageError) else explain(error)[0]
+    text = str(error) if isinstance(error, StorageError) else f"{explain(error)[1]} at {directory}."
+    if reason == "damaged":
         text += f" Upload the shard again, or run: convert-mds verify {store.location}"
-    if isinstance(error, OSError):
-        text = f"{place}: {error.strerror or error} ({error.filename})."
+    if reason == "full":
+        text = f"No space left on device at {directory}. Free some, or set data.cache.limit or data.cache.dir."
     return ShardError(text if text.startswith(place) else f"{place}: {text}")
 
 

@@ -43,6 +43,7 @@ from stream_pretrain.schema import World
 from stream_pretrain.storage.store import Store
 
 EVICTION_TRIES = 8
+LOOK_EVERY_SAMPLES = 16
 OPEN_SHARDS = 64
 OPEN_SHARDS_WITH_LIMIT = 4
 Row = tuple[int, NDArray[Any]]
@@ -215,6 +216,8 @@ class LoudDataset(StreamingDataset):
                 prefetch.place = place
                 if prefetch.error is not None:
                     raise prefetch.error
+                if place % LOOK_EVERY_SAMPLES == 0:
+                    self._failures.check()
                 if sample_id >= 0:
                     yield self.get_item(int(sample_id))
         finally:

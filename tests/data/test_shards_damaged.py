@@ -336,3 +336,12 @@ def test_state_is_json_that_the_library_understands(tmp_path: Path) -> None:
     assert len([sample for sample, _ in dataset]) == 52
     assert len([sample for sample, _ in dataset]) == 60
     dataset.close()
+
+
+def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    stream = small_stream(tmp_path / "web", shards=1)
+    store = open_store(stream.directory)
+    (tmp_path / "file").write_bytes(b"in the way")
+    target = tmp_path / "file" / "cache"
+    with pytest.raises(ShardError, match=rf"shard\.00000\.mds\.zstd: Not a directory at {target}"):
+        fetch_shard(read_index(store).shards[0], store, target, FetchSettings())

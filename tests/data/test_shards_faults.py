@@ -218,7 +218,9 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 def test_a_full_disk_is_named(workers: int, web: Bucket, small_disk: Path) -> None:
     dataset = web.open(small_disk / "cache")
     (small_disk / "ballast").write_bytes(bytes(8192))
-    with pytest.raises(ShardError, match="No space left on device"):
+    with pytest.raises(
+        ShardError, match=f"No space left on device at {small_disk}.*data.cache.limit"
+    ):
         epoch(dataset, workers)
     until = time.monotonic() + 20
     while list(small_disk.rglob("*.tmp")) and time.monotonic() < until:
