@@ -1,9 +1,11 @@
-"""The same job from a script or notebook. In: YAML files and plain mappings. Out: a config, an outcome. Adds nothing.
+"""The same job from a script or notebook. In: YAML files and plain mappings. Out: a config, an
+outcome. Adds nothing.
 
-    config = configure("configs/demo.yaml", {"run": {"dir": "run"}, "data": {"train": [{"local": "dataset"}]}})
-    outcome = fit(config)
+    config = configure("configs/demo.yaml", {"run": {"dir": "run"}, "data": {"train": [{"local":
+    "dataset"}]}}) outcome = fit(config)
 
-Several ranks need a launcher: start the script with torchrun or srun, or use the `stream-pretrain` command.
+Several ranks need a launcher: start the script with torchrun or srun, or use the `stream-pretrain`
+command.
 """
 
 from __future__ import annotations
@@ -22,7 +24,9 @@ __all__ = ["Config", "Outcome", "configure", "fit"]
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """How a run ended: `reason` is `complete`, `max_time`, or the name of the signal that stopped it."""
+    """How a run ended: `reason` is `complete`, `max_time`, or the name of the signal that stopped
+    it.
+    """
 
     reason: str
     step: int

@@ -1,7 +1,8 @@
-"""What can go wrong, named after who must act. In: nothing. Out: the exception classes. Does not print or exit.
+"""What can go wrong, named after who must act. In: nothing. Out: the exception classes. Does not
+print or exit.
 
-Every class takes one string, so that an error raised in a DataLoader worker survives the trip to its parent.
-A message says where, what was found, and what to do.
+Every class takes one string, so that an error raised in a DataLoader worker survives the trip to
+its parent. A message says where, what was found, and what to do.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ class StreamPretrainError(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class Fault:
-    """One thing wrong with a configuration: `path` (dotted), `found` (the value as text), `remedy` (what to do)."""
+    """One thing wrong with a configuration: `path` (dotted), `found` (the value as text), `remedy`
+    (what to do).
+    """
 
     path: str
     found: str
@@ -57,7 +60,8 @@ class ShardError(DataError):
 class StorageError(StreamPretrainError):
     """A path or bucket does not do what was asked.
 
-    `reason` is one of `absent`, `denied`, `conflict`, `timeout`, `damaged`, `full`, `unreachable`, `other`.
+    `reason` is one of `absent`, `denied`, `conflict`, `timeout`, `damaged`, `full`, `unreachable`,
+    `other`.
     """
 
     def __init__(self, message: str, reason: str = "other") -> None:
@@ -74,4 +78,4 @@ class OwnerError(StreamPretrainError):
 
 
 class TrainingError(StreamPretrainError):
-    """Training itself must stop: a non-finite loss, a spike, a rank that disagrees with the others."""
+    """Training itself must stop: a non-finite loss, a spike, ranks that disagree."""

@@ -1,7 +1,9 @@
-"""Sizes of an epoch. In: sample counts, weights, the global batch. Out: how many samples each stream gives.
+"""Sizes of an epoch. In: sample counts, weights, the global batch. Out: how many samples each
+stream gives.
 
-All numbers that streaming would derive from the node count or at random are derived here and set explicitly, so that
-they are part of the fingerprint and the same on every machine. Does not choose samples: that is the dataset's work.
+All numbers that streaming would derive from the node count or at random are derived here and set
+explicitly, so that they are part of the fingerprint and the same on every machine. Does not choose
+samples: that is the dataset's work.
 """
 
 from __future__ import annotations
@@ -19,8 +21,8 @@ ShuffleAlgo = Literal["py1s", "py2s", "py1br", "py1e", "naive"]
 class Order:
     """Everything that decides which samples come in which step, apart from the data itself.
 
-    `drawn` has one entry a stream: samples that it gives to each epoch. `epoch_size` is their sum and a multiple of
-    the global batch.
+    `drawn` has one entry a stream: samples that it gives to each epoch. `epoch_size` is their sum
+    and a multiple of the global batch.
     """
 
     global_batch: int
@@ -49,7 +51,8 @@ class Order:
 def canonical_nodes(global_batch: int) -> int:
     """The largest divisor of the global batch up to 64.
 
-    With a divisor, step N holds the same set of samples for every node count that divides the global batch.
+    With a divisor, step N holds the same set of samples for every node count that divides the
+    global batch.
     """
     if global_batch < 1:
         raise ValueError(f"global_batch must be at least 1, got {global_batch}")
@@ -58,7 +61,8 @@ def canonical_nodes(global_batch: int) -> int:
 
 
 def apportion(total: int, shares: Sequence[Fraction]) -> tuple[int, ...]:
-    """Whole numbers that add up to `total` and differ from exact shares by less than one (largest remainder).
+    """Whole numbers that add up to `total` and differ from exact shares by less than one (largest
+    remainder).
 
     Ties go to the earlier stream, so the result is a function of its arguments alone.
     """
@@ -78,10 +82,12 @@ def samples_drawn(
     weights: Sequence[float | None] | None = None,
     repeats: Sequence[float | None] | None = None,
 ) -> tuple[int, ...]:
-    """Samples that each stream gives to an epoch; their sum is the largest possible multiple of the global batch.
+    """Samples that each stream gives to an epoch; their sum is the largest possible multiple of the
+    global batch.
 
-    Without weights every stream gives (nearly) all it has. With weights the epoch is as long as the data and split
-    by weight. With repeats (`None` counts as once) each stream gives about `repeat * samples`.
+    Without weights every stream gives (nearly) all it has. With weights the epoch is as long as the
+    data and split by weight. With repeats (`None` counts as once) each stream gives about `repeat *
+    samples`.
     """
     if weights is not None and any(weight is not None for weight in weights):
         shares = [_exact(weight or 0) for weight in weights]

@@ -1,7 +1,8 @@
-"""Config, world, cards and model facts -> every derived number of a run, once. Pure: reads nothing, starts nothing.
+"""Config, world, cards and model facts -> every derived number of a run, once. Pure: reads nothing,
+starts nothing.
 
-Nobody computes steps per epoch, accumulation or warm-up elsewhere. All faults come together in one `ConfigError`,
-each with its path, what was found and values that would do.
+Nobody computes steps per epoch, accumulation or warm-up elsewhere. All faults come together in one
+`ConfigError`, each with its path, what was found and values that would do.
 """
 
 from __future__ import annotations
@@ -23,8 +24,9 @@ DEFAULT_SHUFFLE_BLOCK = 1 << 18
 class Plan:
     """Derived numbers of a run. Steps count optimizer updates, tokens count targets.
 
-    `total_steps` is `None` where only `stop.max_time` ends the run. `micro_steps` are the micro-batches of one rank
-    in a step (gradient accumulation). `holdout_samples` has the validation samples by set.
+    `total_steps` is `None` where only `stop.max_time` ends the run. `micro_steps` are the
+    micro-batches of one rank in a step (gradient accumulation). `holdout_samples` has the
+    validation samples by set.
     """
 
     world: World
@@ -175,7 +177,7 @@ def _seq_len(config: Config, streams: Sequence[StreamFacts], faults: list[Fault]
                 Fault(
                     path="data.train",
                     found=rows,
-                    remedy="all streams must have one seq_len; convert them with the same --seq_len",
+                    remedy="all streams must have one seq_len; convert with the same --seq_len",
                 )
             )
         return min(found)
@@ -183,7 +185,9 @@ def _seq_len(config: Config, streams: Sequence[StreamFacts], faults: list[Fault]
         have = stream.row_ids - 1
         if have == wanted or (config.data.truncate and have > wanted):
             continue
-        remedy = f"stream {stream.name} has rows of {stream.row_ids} ids, which means seq_len {have}"
+        remedy = (
+            f"stream {stream.name} has rows of {stream.row_ids} ids, which means seq_len {have}"
+        )
         if have > wanted:
             remedy += "; set that, or data.truncate: true to cut rows"
         faults.append(Fault(path="data.seq_len", found=str(wanted), remedy=remedy))
@@ -218,7 +222,7 @@ def _check_model(
             Fault(
                 path="model",
                 found=f"{model.name}, a context of {model.block_size} tokens",
-                remedy=f"the data has seq_len {seq_len}; choose a model with a longer context or set "
+                remedy=f"the data has seq_len {seq_len}; choose a longer context or set "
                 f"model.config.block_size",
             )
         )
@@ -228,7 +232,8 @@ def _check_model(
                 Fault(
                     path="model",
                     found=f"{model.name}, {model.padded_vocab_size} embeddings",
-                    remedy=f"stream {stream.name} has a vocabulary of {stream.card.vocab_size}; set "
+                    remedy=f"stream {stream.name} has a vocabulary of "
+                    f"{stream.card.vocab_size}; set "
                     f"model.config.padded_vocab_size to at least that",
                 )
             )
@@ -258,7 +263,8 @@ def _order(config: Config, streams: Sequence[StreamFacts], faults: list[Fault]) 
             Fault(
                 path="batch.global_size",
                 found=str(size),
-                remedy=f"the training data has {sum(s.samples for s in streams)} samples, less than "
+                remedy=f"the training data has {sum(s.samples for s in streams)} samples, less "
+                "than "
                 "one global batch; lower it, or convert more text or shorter samples",
             )
         )
@@ -268,7 +274,8 @@ def _order(config: Config, streams: Sequence[StreamFacts], faults: list[Fault]) 
                 Fault(
                     path="data.train",
                     found=stream.name,
-                    remedy="its share of an epoch is less than one sample; raise its weight or leave it out",
+                    remedy="its share of an epoch is less than one sample; raise its weight or "
+                    "leave it out",
                 )
             )
     return Order(
@@ -307,7 +314,8 @@ def _schedule_steps(
             Fault(
                 path="schedule.kind",
                 found=kind,
-                remedy="needs the length of the run; set stop.max_tokens, max_steps or max_epochs, or "
+                remedy="needs the length of the run; set stop.max_tokens, max_steps or "
+                "max_epochs, or "
                 "use constant or inverse_sqrt",
             )
         )

@@ -1,6 +1,8 @@
-"""The facts that the packages hand to one another. In: nothing. Out: frozen dataclasses. Does not read files or load torch.
+"""The facts that the packages hand to one another. In: nothing. Out: frozen dataclasses. Does not
+read files or load torch.
 
-`convert` writes a `Card`; whoever starts a job gathers `World`, `Card` and `ModelFacts` and gives them to `plan`.
+`convert` writes a `Card`; whoever starts a job gathers `World`, `Card` and `ModelFacts` and gives
+them to `plan`.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ TokenDtype = Literal["uint16", "uint32"]
 
 @dataclass(frozen=True, kw_only=True)
 class World:
-    """Who this process is among all processes of a job. `nodes * local_world_size == world_size`."""
+    """Who this process is among all of a job. `nodes * local_world_size == world_size`."""
 
     rank: int = 0
     world_size: int = 1
@@ -46,7 +48,7 @@ class World:
 
 @dataclass(frozen=True, kw_only=True)
 class FileStamp:
-    """One file as a receipt lists it: name relative to the receipt, size in bytes, xxh3-128 in hex."""
+    """One file of a receipt: name relative to the receipt, size in bytes, xxh3-128 in hex."""
 
     name: str
     size: int
@@ -67,7 +69,9 @@ class SourceFile:
 
 @dataclass(frozen=True, kw_only=True)
 class SplitCounts:
-    """Counts of one split. `tokens` include end-of-text; `dropped_tokens` did not fill a last sample."""
+    """Counts of one split. `tokens` include end-of-text; `dropped_tokens` did not fill a last
+    sample.
+    """
 
     documents: int = 0
     tokens: int = 0
@@ -80,8 +84,8 @@ class SplitCounts:
 class Card:
     """`dataset.json`: how a dataset was made. One card covers all splits.
 
-    `seq_len` counts inputs per sample (rows hold `seq_len + 1` ids). `vocab_size` is the tokenizer's, special
-    tokens included. `content_hash` covers token rows and split names alone.
+    `seq_len` counts inputs per sample (rows hold `seq_len + 1` ids). `vocab_size` is the
+    tokenizer's, special tokens included. `content_hash` covers token rows and split names alone.
     """
 
     seq_len: int
@@ -110,10 +114,13 @@ class Card:
         except ValueError as error:
             raise DataError(f"{where}: not JSON ({error}). Convert the dataset again.") from error
         if not isinstance(raw, dict) or "schema_version" not in raw:
-            raise DataError(f"{where}: not a dataset card (no schema_version). Convert the dataset again.")
+            raise DataError(
+                f"{where}: not a dataset card (no schema_version). Convert the dataset again."
+            )
         if raw["schema_version"] != CARD_SCHEMA_VERSION:
             raise DataError(
-                f"{where}: card schema {raw['schema_version']}, this version reads {CARD_SCHEMA_VERSION}. "
+                f"{where}: card schema {raw['schema_version']}, this version reads "
+                f"{CARD_SCHEMA_VERSION}. "
                 "Use the version that wrote it, or convert again."
             )
         known = {f.name for f in fields(cls)}
@@ -128,7 +135,7 @@ class Card:
 
 @dataclass(frozen=True, kw_only=True)
 class StreamFacts:
-    """What a job knows of one stream before it starts: counts from its index, format from its card."""
+    """What is known of a stream before a job starts: counts from its index, format from its card."""
 
     name: str
     location: str

@@ -1,4 +1,5 @@
-"""The one check command: `python tests/check.py`. Lint, format, types, import contracts, tests; stops at the first failure.
+"""The one check command: `python tests/check.py`. Lint, format, types, import contracts, tests;
+stops at the first failure.
 
 With `--all`, or where the environment variable CI is set, tests marked `slow` run too.
 """

@@ -1,7 +1,9 @@
-"""A process that has imported everything and forks a child for each run, so that a run starts in a second.
+"""A process that has imported everything and forks a child for each run, so that a run starts in a
+second.
 
-Protocol: one JSON request a line on stdin, one JSON answer a line on stdout. The child leads a session of its own, runs
-`stream-pretrain` with real arguments and may be told to kill itself with SIGKILL at an exact instant.
+Protocol: one JSON request a line on stdin, one JSON answer a line on stdout. The child leads a
+session of its own, runs `stream-pretrain` with real arguments and may be told to kill itself with
+SIGKILL at an exact instant.
 """
 
 from __future__ import annotations
@@ -28,8 +30,9 @@ class Kill:
 
     `whole_session` sends it to all ranks and workers, else to that rank alone.
 
-    Points: `taken` (a step's batches are read, the update not made), `updated` (made, not counted), `counted`,
-    `fsync`, `replace` (in a save: files or names just written), `saved` (the loop's save has returned).
+    Points: `taken` (a step's batches are read, the update not made), `updated` (made, not counted),
+    `counted`, `fsync`, `replace` (in a save: files or names just written), `saved` (the loop's save
+    has returned).
     """
 
     point: str
@@ -41,7 +44,9 @@ class Kill:
 
 @dataclass(frozen=True)
 class Done:
-    """How a run ended: `codes` of its ranks as `subprocess` gives them (-9: killed), `log` their output."""
+    """How a run ended: `codes` of its ranks as `subprocess` gives them (-9: killed), `log` their
+    output.
+    """
 
     codes: list[int]
     log: str
@@ -76,7 +81,7 @@ class Nursery:
         assert self._process.stdout is not None
         self._process.stdout.close()
 
-    def run(
+    def run(  # noqa: PLR0913
         self,
         arguments: list[str],
         log: Path,
@@ -89,9 +94,11 @@ class Nursery:
         nodes: int = 1,
         launcher: str = "elastic",
     ) -> Done:
-        """Run `stream-pretrain ARGUMENTS` in a forked child for each rank, with a launcher's environment.
+        """Run `stream-pretrain ARGUMENTS` in a forked child for each rank, with a launcher's
+        environment.
 
-        `record` gets a line for every step and rank: its sample ids. `launcher` is `elastic` (as torchrun) or `slurm`.
+        `record` gets a line for every step and rank: its sample ids. `launcher` is `elastic` (as
+        torchrun) or `slurm`.
         """
         request = {
             "arguments": arguments,
@@ -231,7 +238,7 @@ def _free_port() -> int:
 
 
 def _lead(request: dict[str, Any], answer: int) -> None:
-    """Lead a session in which every rank is forked; writes their exit codes to the pipe `answer`."""
+    """Lead a session of forked ranks; writes their exit codes to the pipe `answer`."""
     os.setsid()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)  # as a launcher that passes signals on
@@ -284,7 +291,9 @@ def _serve() -> None:
         request = json.loads(line)
         begun = time.monotonic()
         codes = _run(request)
-        print(ANSWER + json.dumps({"codes": codes, "seconds": time.monotonic() - begun}), flush=True)
+        print(
+            ANSWER + json.dumps({"codes": codes, "seconds": time.monotonic() - begun}), flush=True
+        )
 
 
 if __name__ == "__main__":

@@ -49,4 +49,6 @@ def test_the_blocks_run_in_the_order_of_the_page(tmp_path: Path) -> None:
 
 def _short(text: str) -> str:
     """The same commands, with a run of 30 steps where the page has one of 2,000."""
-    return text.replace(" --run.dir run\n", " --run.dir run --stop.max_steps 30 --schedule.warmup 5\n")
+    return text.replace(
+        " --run.dir run\n", " --run.dir run --stop.max_steps 30 --schedule.warmup 5\n"
+    )

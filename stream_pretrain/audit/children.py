@@ -1,6 +1,8 @@
-"""Run the commands as child processes. In: arguments. Out: exit codes; real SIGKILLs. Imports nothing of what it starts.
+"""Run the commands as child processes. In: arguments. Out: exit codes; real SIGKILLs. Imports
+nothing of what it starts.
 
-Everything that compares an interrupted run with an uninterrupted one drives real processes through this.
+Everything that compares an interrupted run with an uninterrupted one drives real processes through
+this.
 """
 
 from __future__ import annotations
@@ -22,7 +24,9 @@ CONVERT = ("convert.cli",)
 
 
 def start(module: Sequence[str], arguments: Sequence[str], log: Path) -> subprocess.Popen[bytes]:
-    """Start `python -m module arguments` in a session of its own; both its outputs are appended to `log`."""
+    """Start `python -m module arguments` in a session of its own; both its outputs are appended to
+    `log`.
+    """
     command = [sys.executable, "-m", *module, *arguments]
     with log.open("ab") as output:
         return subprocess.Popen(command, stdout=output, stderr=output, start_new_session=True)
@@ -76,4 +80,6 @@ def last_step(metrics: Path) -> int:
     """The newest step that a run has written down, 0 before the first."""
     if not metrics.exists():
         return 0
-    return max((event["step"] for event in read_events(metrics) if event["event"] == "step"), default=0)
+    return max(
+        (event["step"] for event in read_events(metrics) if event["event"] == "step"), default=0
+    )

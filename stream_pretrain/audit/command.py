@@ -1,4 +1,6 @@
-"""The commands that look at runs. In: parsed arguments. Out: exit codes. The modules beside it do the work."""
+"""The commands that look at runs. In: parsed arguments. Out: exit codes. The modules beside it do
+the work.
+"""
 
 from __future__ import annotations
 
@@ -104,9 +106,7 @@ def verify(arguments: Any) -> int:
     """`stream-pretrain verify RUN`: 0 where everything is whole."""
     from stream_pretrain.audit.verify import verify_run
 
-    found = verify_run(
-        _run(arguments), arguments.storage, fast=arguments.fast, step=arguments.step
-    )
+    found = verify_run(_run(arguments), arguments.storage, fast=arguments.fast, step=arguments.step)
     if arguments.as_json:
         _print_json(asdict(found))
     for fault in found.faults:
@@ -140,7 +140,10 @@ def replay(arguments: Any) -> int:
         _print_json({**asdict(found), "same": found.same})
     else:
         verdict = "the same" if found.same else "NOT the same"
-        print(f"data step {found.data_step}: replayed {found.digest}, recorded {found.recorded}: {verdict}")
+        print(
+            f"data step {found.data_step}: replayed {found.digest}, "
+            f"recorded {found.recorded}: {verdict}"
+        )
     return 0 if found.same else 1
 
 

@@ -1,4 +1,6 @@
-"""Two runs, side by side. In: run directories. Out: what each ended with and whether they are the same, bit for bit."""
+"""Two runs, side by side. In: run directories. Out: what each ended with and whether they are the
+same, bit for bit.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ from stream_pretrain.storage.store import Store
 
 @dataclass(frozen=True, kw_only=True)
 class Ending:
-    """What a run ended with. `losses` by step; `weights` is the xxh3-128 of all tensors of the newest checkpoint."""
+    """What a run ended with. `losses` by step; `weights` is the xxh3-128 of all tensors of the
+    newest checkpoint.
+    """
 
     step: int
     digest: str

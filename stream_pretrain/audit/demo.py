@@ -1,7 +1,8 @@
-"""The main job in three minutes. In: an empty directory. Out: two runs, a real kill between them, and whether they agree.
+"""The main job in three minutes. In: an empty directory. Out: two runs, a real kill between them,
+and whether they agree.
 
-The corpus is the running Python's own standard library, so nothing is downloaded. Both commands are driven as child
-processes, as a person would; the kill is a SIGKILL.
+The corpus is the running Python's own standard library, so nothing is downloaded. Both commands are
+driven as child processes, as a person would; the kill is a SIGKILL.
 """
 
 from __future__ import annotations
@@ -81,7 +82,7 @@ def demo(out: Path, say: Console) -> Result:
 
 
 def corpus() -> Iterator[tuple[str, str]]:
-    """(name, text) of the standard library's source files in a fixed order, up to `CORPUS_BYTES`."""
+    """(name, text) of the standard library's sources in a fixed order, up to `CORPUS_BYTES`."""
     root = Path(sysconfig.get_paths()["stdlib"])
     total = 0
     for path in sorted(root.rglob("*.py"), key=lambda path: path.relative_to(root).as_posix()):

@@ -1,7 +1,9 @@
-"""What a run was made of. In: a run directory. Out: its newest state and, for each phase, configuration and plan.
+"""What a run was made of. In: a run directory. Out: its newest state and, for each phase,
+configuration and plan.
 
-A phase's plan is derived again from the configuration that began it, for one process: order and steps do not depend on
-the topology. It must have the fingerprint that the run recorded, or nothing is said about that phase.
+A phase's plan is derived again from the configuration that began it, for one process: order and
+steps do not depend on the topology. It must have the fingerprint that the run recorded, or nothing
+is said about that phase.
 """
 
 from __future__ import annotations
@@ -55,7 +57,8 @@ class Lineage:
 
 
 def read_lineage(run: Store, storage: StorageConfig, *, step: int | None = None) -> Lineage:
-    """Read a run's state (of the checkpoint at `step`, else the newest) and derive its phases again.
+    """Read a run's state (of the checkpoint at `step`, else the newest) and derive its phases
+    again.
 
     Raises:
         CheckpointError: no whole checkpoint.
@@ -77,7 +80,10 @@ def _phase(
     name = record["config"]
     values = parse_document(run.read(name).decode(), source=run.url(name)).value
     if storage.model_fields_set:
-        merged = {**values.get("storage", {}), **storage.model_dump(mode="json", exclude_unset=True)}
+        merged = {
+            **values.get("storage", {}),
+            **storage.model_dump(mode="json", exclude_unset=True),
+        }
         values = {**values, "storage": merged}
     config = config_of(Config, values)
     sources = gather(config)

@@ -1,4 +1,6 @@
-"""Numbers that a run has written down. In: a run directory. Out: its steps. Reads `metrics.jsonl` and nothing else."""
+"""Numbers that a run has written down. In: a run directory. Out: its steps. Reads `metrics.jsonl`
+and nothing else.
+"""
 
 from __future__ import annotations
 

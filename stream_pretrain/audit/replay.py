@@ -1,6 +1,8 @@
-"""The data of a run, read again without a model. In: a run directory. Out: the digest that its data gives.
+"""The data of a run, read again without a model. In: a run directory. Out: the digest that its data
+gives.
 
-What comes out must be the digest in the checkpoint: then the run trained on these samples in these steps.
+What comes out must be the digest in the checkpoint: then the run trained on these samples in these
+steps.
 """
 
 from __future__ import annotations
@@ -37,7 +39,9 @@ def replay(
     recorded: str | None = None,
     progress: Callable[[int], None] = lambda _: None,
 ) -> Replayed:
-    """Read every data step up to `last` (default: all of the checkpoint) in one process and chain its digest."""
+    """Read every data step up to `last` (default: all of the checkpoint) in one process and chain
+    its digest.
+    """
     state = lineage.state
     until = state.data_step if last is None else last
     if last is not None:
@@ -60,9 +64,7 @@ def _replay_phase(
         shuffle_seed=order.shuffle_seed,
     )
     settings = LoaderSettings(micro_batch=phase.plan.global_batch, micro_steps=1)
-    dataset = training_dataset(
-        phase.config, phase.plan.in_whole_batches(), phase.sources
-    )
+    dataset = training_dataset(phase.config, phase.plan.in_whole_batches(), phase.sources)
     try:
         stream = EpochStream(dataset, clock, settings, 0)
         for data_step in range(phase.first, until + 1):

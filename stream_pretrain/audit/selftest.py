@@ -1,6 +1,8 @@
-"""Does resume hold for this configuration, on this machine? In: `fit` arguments. Out: two runs compared, one of them killed.
+"""Does resume hold for this configuration, on this machine? In: `fit` arguments. Out: two runs
+compared, one of them killed.
 
-Both are real child processes of `stream-pretrain fit`; the kills are SIGKILLs at steps drawn from the run's seed.
+Both are real child processes of `stream-pretrain fit`; the kills are SIGKILLs at steps drawn from
+the run's seed.
 """
 
 from __future__ import annotations
@@ -60,7 +62,9 @@ def kill_steps(steps: int, kills: int, seed: int) -> list[int]:
 
 
 def _arguments(argv: Sequence[str], run: Path, steps: int) -> list[str]:
-    """The configuration with a run directory of its own, frequent saves and every step written at once."""
+    """The configuration with a run directory of its own, frequent saves and every step written at
+    once.
+    """
     changes = {
         "run.dir": str(run),
         "stop.max_steps": str(steps),

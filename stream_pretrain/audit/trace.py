@@ -1,7 +1,9 @@
-"""From a step to its documents, and back. In: a run's lineage. Out: samples, documents, files and lines. Trains nothing.
+"""From a step to its documents, and back. In: a run's lineage. Out: samples, documents, files and
+lines. Trains nothing.
 
-The order functions say which samples a step held; the provenance beside the shards says which documents, where they
-came from, and at which line or row. Streams without provenance give samples alone.
+The order functions say which samples a step held; the provenance beside the shards says which
+documents, where they came from, and at which line or row. Streams without provenance give samples
+alone.
 """
 
 from __future__ import annotations
@@ -23,7 +25,9 @@ from stream_pretrain.train.gather import Source
 
 @dataclass(frozen=True, kw_only=True)
 class Piece:
-    """A run of tokens of one document within one sample: ids `begin..end` (end excluded) of the row."""
+    """A run of tokens of one document within one sample: ids `begin..end` (end excluded) of the
+    row.
+    """
 
     document: str
     source: str
@@ -68,9 +72,7 @@ def trace_step(lineage: Lineage, data_step: int) -> list[TracedSample]:
     return [_traced(phase, int(sample_id)) for sample_id in np.sort(ids)]
 
 
-def trace_document(
-    lineage: Lineage, document: str, stream: str | None = None
-) -> list[Sighting]:
+def trace_document(lineage: Lineage, document: str, stream: str | None = None) -> list[Sighting]:
     """Every data step, skipped ones left out, that held a part of a document.
 
     Raises:
@@ -128,9 +130,7 @@ def _pieces_of(source: Source, document: str) -> Iterator[tuple[int, int]]:
         table = pq.read_table(
             io.BytesIO(source.store.read(key)), filters=pc.field("id") == document
         )
-        yield from zip(
-            table["first_token"].to_pylist(), table["tokens"].to_pylist(), strict=True
-        )
+        yield from zip(table["first_token"].to_pylist(), table["tokens"].to_pylist(), strict=True)
 
 
 def _traced(phase: Phase, sample_id: int) -> TracedSample:

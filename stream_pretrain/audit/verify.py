@@ -1,7 +1,8 @@
-"""Is everything of a run whole and of one piece? In: a run directory. Out: faults, each naming its place. Changes nothing.
+"""Is everything of a run whole and of one piece? In: a run directory. Out: faults, each naming its
+place. Changes nothing.
 
-Checkpoints against their receipts, metrics against the checkpoints' steps and digests, and the shards that the run
-trains on against their index.
+Checkpoints against their receipts, metrics against the checkpoints' steps and digests, and the
+shards that the run trains on against their index.
 """
 
 from __future__ import annotations
@@ -17,7 +18,13 @@ from stream_pretrain.checkpoint.shelf import Shelf
 from stream_pretrain.checkpoint.state import TrainState
 from stream_pretrain.config.sections import StorageConfig
 from stream_pretrain.data.fetch import FetchSettings, fetch_shard
-from stream_pretrain.errors import ConfigError, DataError, ShardError, StorageError, StreamPretrainError
+from stream_pretrain.errors import (
+    ConfigError,
+    DataError,
+    ShardError,
+    StorageError,
+    StreamPretrainError,
+)
 from stream_pretrain.storage.store import Store
 from stream_pretrain.train.gather import Source
 from stream_pretrain.train.rundir import METRICS_NAME
@@ -58,7 +65,9 @@ def _checkpoints(
 
 
 def _metrics(run: Store, states: list[TrainState], faults: list[str]) -> int:
-    """Steps in the metrics: each once, without a gap up to the newest checkpoint, with the checkpoints' digests."""
+    """Steps in the metrics: each once, without a gap up to the newest checkpoint, with the
+    checkpoints' digests.
+    """
     digests: dict[int, str] = {}
     try:
         for event in step_events(run):

@@ -1,8 +1,9 @@
-"""One small reduction a step. In: this rank's stop votes and digest sum. Out: those of all ranks together.
+"""One small reduction a step. In: this rank's stop votes and digest sum. Out: those of all ranks
+together.
 
-An int64 vector is summed on a gloo group of its own, started before the forward and read after the backward, so the
-host does not wait for the device and a signal on any one rank is heard by all in the same step. int64 addition wraps,
-which is what the digest's sum modulo 2**64 needs.
+An int64 vector is summed on a gloo group of its own, started before the forward and read after the
+backward, so the host does not wait for the device and a signal on any one rank is heard by all in
+the same step. int64 addition wraps, which is what the digest's sum modulo 2**64 needs.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Heard:
-    """What all ranks said in a step: how many voted to stop for each reason, and the wrapped int64 sum."""
+    """What all ranks said in a step: how many voted to stop for each reason, and the wrapped int64
+    sum.
+    """
 
     signal_votes: int
     time_up_votes: int
@@ -73,11 +76,15 @@ class Control:
         return bool(vector.item())
 
     def new_group(self) -> dist.ProcessGroup | None:
-        """Another gloo group over all ranks, for work beside the loop; made by all ranks at the same point."""
+        """Another gloo group over all ranks, for work beside the loop; made by all ranks at the
+        same point.
+        """
         return None if self._group is None else _gloo_group()
 
     def leader_first(self, world: World, action: Callable[[], None]) -> None:
-        """Run on rank 0. Where it fails there, the error is raised on rank 0 and the others leave quietly."""
+        """Run on rank 0. Where it fails there, the error is raised on rank 0 and the others leave
+        quietly.
+        """
         failure: Exception | None = None
         if world.is_leader:
             try:

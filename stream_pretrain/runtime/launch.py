@@ -1,8 +1,9 @@
-"""Start the processes of a run. In: `ComputeConfig`. Out: Fabric and this process's `World`. Does not touch data.
+"""Start the processes of a run. In: `ComputeConfig`. Out: Fabric and this process's `World`. Does
+not touch data.
 
-Streaming reads only the environment, and Fabric's launchers set different parts of it or none (TRAPS B), so after the
-launch every variable is exported, on every rank, for the life of the process. `LOCAL_RANK` is never set before it:
-Fabric would wait for peers that never come.
+Streaming reads only the environment, and Fabric's launchers set different parts of it or none
+(TRAPS B), so after the launch every variable is exported, on every rank, for the life of the
+process. `LOCAL_RANK` is never set before it: Fabric would wait for peers that never come.
 """
 
 from __future__ import annotations
@@ -44,7 +45,11 @@ def requested_world(compute: ComputeConfig) -> World:
 def under_slurm() -> bool:
     """True in a process that `srun` started as a task (an interactive shell does not count)."""
     name = os.environ.get("SLURM_JOB_NAME")
-    return "SLURM_NTASKS" in os.environ and "SLURM_PROCID" in os.environ and name not in ("bash", "interactive")
+    return (
+        "SLURM_NTASKS" in os.environ
+        and "SLURM_PROCID" in os.environ
+        and name not in ("bash", "interactive")
+    )
 
 
 def device_count(compute: ComputeConfig) -> int:
@@ -82,7 +87,7 @@ def uses_cuda(compute: ComputeConfig) -> bool:
 
 
 def launch(compute: ComputeConfig) -> tuple[Fabric, World]:
-    """Launch through Fabric, export the environment and return this process's place in the world."""
+    """Launch through Fabric and export the environment; this process's place in the world."""
     from lightning.fabric import Fabric
 
     _quieten()
@@ -106,7 +111,8 @@ def launch(compute: ComputeConfig) -> tuple[Fabric, World]:
     if world.world_size != expected.world_size:
         raise TrainingError(
             f"The launcher started {world.world_size} processes, the configuration asks for "
-            f"{expected.world_size}. Set compute.devices and compute.nodes to what the launcher starts."
+            f"{expected.world_size}. Set compute.devices and "
+            "compute.nodes to what the launcher starts."
         )
     export_environment(world)
     return fabric, world
@@ -135,8 +141,9 @@ def _strategy(compute: ComputeConfig, world: World, cuda: bool) -> str | Strateg
         return "auto"
     backend = None if cuda else "gloo"
     if name == "ddp":
-        # With three or more ranks DDP rebuilds its buckets after the first backward, which would make the first
-        # step after a restart differ in its last bits; looking for unused parameters keeps the first buckets.
+        # With three or more ranks DDP rebuilds its buckets after the first backward, which would
+        # make the first step after a restart differ in its last bits; looking for unused parameters
+        # keeps the first buckets.
         return DDPStrategy(
             process_group_backend=backend, find_unused_parameters=world.world_size > 2
         )

@@ -1,7 +1,9 @@
-"""Shard a model over ranks. In: a module with `transformer.h`, a group size. Out: the same module, FSDP2 applied.
+"""Shard a model over ranks. In: a module with `transformer.h`, a group size. Out: the same module,
+FSDP2 applied.
 
-Each block is a unit of its own, so that one block's full weights exist at a time; the rest (embedding, head, last
-norm) is one more. Tied weights stay one parameter, since both lie in that last unit.
+Each block is a unit of its own, so that one block's full weights exist at a time; the rest
+(embedding, head, last norm) is one more. Tied weights stay one parameter, since both lie in that
+last unit.
 """
 
 from __future__ import annotations
@@ -16,8 +18,8 @@ from torch.distributed.fsdp import fully_shard
 class Sharder:
     """What Fabric's `ModelParallelStrategy` calls: `sharder(module, mesh)`.
 
-    `group` ranks share one copy of the model and its optimizer; groups hold copies (HSDP, as in torch's
-    two-dimensional meshes). With `group` equal to the world size this is plain FSDP2.
+    `group` ranks share one copy of the model and its optimizer; groups hold copies (HSDP, as in
+    torch's two-dimensional meshes). With `group` equal to the world size this is plain FSDP2.
     """
 
     def __init__(self, *, world_size: int, group: int, device_type: str) -> None:

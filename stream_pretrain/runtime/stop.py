@@ -1,6 +1,7 @@
 """When to stop. In: signals, the clock, the plan's limits. Out: one word. Does not save or exit.
 
-A signal sets a flag; the loop finishes its step, saves and leaves with 75. A second signal leaves at once.
+A signal sets a flag; the loop finishes its step, saves and leaves with 75. A second signal leaves
+at once.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ EXIT_STOPPED = 75
 
 
 class SignalFlag:
-    """Remembers that a stop signal came. `installed()` puts the handlers in, `removed()` the old ones back."""
+    """Remembers that a stop signal came. `installed()` puts the handlers in, `removed()` the old
+    ones back.
+    """
 
     def __init__(self) -> None:
         self.name: str | None = None
@@ -34,7 +37,7 @@ class SignalFlag:
             signal.signal(number, handler)
         self._before.clear()
 
-    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+    def _on_signal(self, number: int, _frame: FrameType | None) -> None:
         if self.name is not None and number != signal.SIGUSR1:
             sys.stderr.write(f"Second signal ({signal.Signals(number).name}): leaving at once.\n")
             sys.stderr.flush()
@@ -58,7 +61,9 @@ class Deadline:
 
 
 def ignore_signals() -> None:
-    """For a DataLoader worker: a signal to the whole group must not take its batches from the rank that saves."""
+    """For a DataLoader worker: a signal to the whole group must not take its batches from the rank
+    that saves.
+    """
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)
 
@@ -66,8 +71,8 @@ def ignore_signals() -> None:
 def kill_children() -> None:
     """Kill this process's multiprocessing children.
 
-    Workers ignore SIGTERM, and multiprocessing joins its children without a time limit at exit: without this, every
-    exit by exception would hang (TRAPS B).
+    Workers ignore SIGTERM, and multiprocessing joins its children without a time limit at exit:
+    without this, every exit by exception would hang (TRAPS B).
     """
     import multiprocessing
 

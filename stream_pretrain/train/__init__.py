@@ -1,1 +1,3 @@
-"""Steps, evaluation and the loop. assembly (the only wiring) -> loop (the sentence) -> step, evaluate, loggers."""
+"""Steps, evaluation and the loop. assembly (the only wiring) -> loop (the sentence) -> step,
+evaluate, loggers.
+"""

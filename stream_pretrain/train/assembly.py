@@ -1,4 +1,5 @@
-"""Configuration -> `Job`. The only wiring: every part of a run is made here, in the order in which it must be.
+"""Configuration -> `Job`. The only wiring: every part of a run is made here, in the order in which
+it must be.
 
 facts -> plan -> launch -> owner -> model -> checkpoint -> data -> job
 """
@@ -13,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -21,8 +22,7 @@ from stream_pretrain.checkpoint.lease import Lease, hold_lease
 from stream_pretrain.checkpoint.save import Checkpoints
 from stream_pretrain.checkpoint.state import TrainState
 from stream_pretrain.config.sections import Config
-from stream_pretrain.data.fingerprint import Fingerprint, fingerprint
-from stream_pretrain.data.holdout import Holdout
+from stream_pretrain.data.fingerprint import fingerprint
 from stream_pretrain.data.identity import check_world, library_version
 from stream_pretrain.data.position import EpochClock
 from stream_pretrain.data.stream import EpochStream, LoaderSettings
@@ -84,7 +84,7 @@ def prepare(config: Config) -> Prepared:
 
 @contextlib.contextmanager
 def assembled(prepared: Prepared) -> Iterator[Job]:
-    """Launch, make every part, restore, and hand over a `Job`; everything is let go of afterwards."""
+    """Launch, make every part, restore, hand over a `Job`; let go of everything afterwards."""
     config = prepared.config
     if config.compute.threads is not None:
         torch.set_num_threads(config.compute.threads)
@@ -101,10 +101,8 @@ def assembled(prepared: Prepared) -> Iterator[Job]:
         yield _job(prepared, fabric, world, control, run, signals, cleanup, leases)
 
 
-def _own(
-    cleanup: contextlib.ExitStack, config: Config, run: Store, leases: list[Lease]
-) -> None:
-    """Become the owner of the run directory; `leases` gets what must be confirmed before a receipt."""
+def _own(cleanup: contextlib.ExitStack, config: Config, run: Store, leases: list[Lease]) -> None:
+    """Become the run directory's owner; `leases` gets what a receipt must confirm first."""
     rundir.check_fresh(config, run)
     leases.append(cleanup.enter_context(hold_lease(run, say=print_warning)))
 
@@ -181,7 +179,9 @@ def _announce(
     *,
     resumed: bool,
 ) -> None:
-    """Write down that a process begins, and with what. A finished run that is started again writes nothing."""
+    """Write down that a process begins, and with what. A finished run that is started again writes
+    nothing.
+    """
     sinks = []
     if fabric.is_global_zero:
         name = rundir.write_config(config, run, {"fingerprint": state.fingerprint["digest"]})

@@ -1,11 +1,14 @@
-"""`stream-pretrain fit` and `plan`. In: a loaded configuration. Out: an exit code. Assembly and loop do the work."""
+"""`stream-pretrain fit` and `plan`. In: a loaded configuration. Out: an exit code. Assembly and
+loop do the work.
+"""
 
 from __future__ import annotations
 
 import json
+import os
 import sys
 from dataclasses import asdict
-from typing import Any
+from typing import Any, NoReturn
 
 from stream_pretrain.runtime.stop import EXIT_STOPPED, kill_children
 from stream_pretrain.train import rundir
@@ -17,12 +20,28 @@ FINISHED = (COMPLETE, TIME_UP)
 
 
 def fit(loaded: Any) -> int:
-    """Train, or go on training. 0: finished, 75: stopped by a signal or deadline with a whole checkpoint."""
+    """Train, or go on training. 0: finished, 75: stopped by a signal or deadline with a whole
+    checkpoint.
+    """
+    ranks = 1
     try:
         with assembled(prepare(loaded.config)) as job:
-            return run(job)
+            ranks = job.plan.world.world_size
+            code = run(job)
     finally:
         kill_children()
+    if ranks > 1:
+        leave(code)
+    return code
+
+
+def leave(code: int) -> NoReturn:
+    """End a rank without the interpreter's own ending, in which gloo's threads abort the process
+    now and then.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def run(job: Job) -> int:

@@ -1,7 +1,8 @@
-"""May this run go on from that checkpoint? In: saved and current fingerprints. Out: the state to go on with, or an error.
+"""May this run go on from that checkpoint? In: saved and current fingerprints. Out: the state to go
+on with, or an error.
 
-What decides the data may change only on purpose, and then a new phase begins; optimizer and schedule likewise; the
-model and the optimizer's name never.
+What decides the data may change only on purpose, and then a new phase begins; optimizer and
+schedule likewise; the model and the optimizer's name never.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ OPEN_ENDED = ("constant", "inverse_sqrt")
 def training_fields(config: Config, planned: Plan) -> dict[str, Any]:
     """What decides the updates beside the data, in plain JSON values.
 
-    A schedule without an end does not depend on the length of the run, so a longer run changes nothing there.
+    A schedule without an end does not depend on the length of the run, so a longer run changes
+    nothing there.
     """
     optimizer = config.optimizer.model_dump(mode="json")
     schedule: dict[str, Any] = {
@@ -44,14 +46,19 @@ def training_fields(config: Config, planned: Plan) -> dict[str, Any]:
 
 def begin(state: TrainState, data: Fingerprint, training: Mapping[str, Any]) -> None:
     """Write the fingerprints of a new run into its state, with the record of its first phase."""
-    state.fingerprint = {"data": dict(data.fields), "digest": data.digest, "training": dict(training)}
+    state.fingerprint = {
+        "data": dict(data.fields),
+        "digest": data.digest,
+        "training": dict(training),
+    }
     state.phases = [_phase(state, None, data.digest)]
 
 
 def go_on(
     state: TrainState, data: Fingerprint, training: Mapping[str, Any], config: Config
 ) -> list[str]:
-    """Compare and accept. Returns what was accepted, one line each; the state begins a new phase if the data changed.
+    """Compare and accept. Returns what was accepted, one line each; the state begins a new phase if
+    the data changed.
 
     Raises:
         ConfigError: something differs that may not, field by field, with the flag that accepts it.
@@ -68,7 +75,11 @@ def go_on(
         state.phase += 1
         state.phase_start = state.data_step
         state.phases.append(_phase(state, saved["digest"], data.digest))
-    state.fingerprint = {"data": dict(data.fields), "digest": data.digest, "training": dict(training)}
+    state.fingerprint = {
+        "data": dict(data.fields),
+        "digest": data.digest,
+        "training": dict(training),
+    }
     return accepted
 
 
@@ -90,7 +101,10 @@ def _judge_training(
         _judge(changed, "settings", policy, "run.on_config_change", faults, accepted)
 
 
-_NEVER = "may not change within a run; choose another run.dir, or model.init_from to start from its weights"
+_NEVER = (
+    "may not change within a run; choose another run.dir, or model.init_from to start from its "
+    "weights"
+)
 
 
 def _judge(
@@ -106,7 +120,8 @@ def _judge(
             Fault(
                 path=f"{what} {path}",
                 found=values,
-                remedy=f"differs from the checkpoint (saved -> now); restore it, or accept with --{flag} accept",
+                remedy=f"differs from the checkpoint (saved -> now); restore it, or accept with "
+                f"--{flag} accept",
             )
         )
 

@@ -1,4 +1,6 @@
-"""Sources and plan -> datasets. In: what `gather` found. Out: the training dataset and the holdouts. Reads no sample."""
+"""Sources and plan -> datasets. In: what `gather` found. Out: the training dataset and the
+holdouts. Reads no sample.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ log = logging.getLogger("stream_pretrain.data")
 
 
 def training_dataset(config: Config, planned: Plan, sources: Sources) -> LoudDataset:
-    """The dataset in the plan's order, with everything that streaming would derive set explicitly."""
+    """The dataset in the plan's order, with all that streaming would derive set explicitly."""
     check_shared_memory(planned.order.epoch_size)
     return open_dataset(
         _shard_sources(config, planned, sources.train, planned.order),

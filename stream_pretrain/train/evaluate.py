@@ -1,7 +1,8 @@
-"""Loss on fixed validation sets. In: a model, holdouts. Out: loss, perplexity, bits per byte by set. Changes nothing.
+"""Loss on fixed validation sets. In: a model, holdouts. Out: loss, perplexity, bits per byte by
+set. Changes nothing.
 
-Every rank evaluates its own share of the same samples, as many batches as every other rank, and sums are added over
-ranks: the samples do not depend on the topology.
+Every rank evaluates its own share of the same samples, as many batches as every other rank, and
+sums are added over ranks: the samples do not depend on the topology.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ if TYPE_CHECKING:
 def evaluate(
     fabric: Fabric, model: nn.Module, holdouts: Mapping[str, Holdout]
 ) -> dict[str, dict[str, float]]:
-    """For each named set: `loss` (nats per token), `perplexity`, `tokens` and, where the card knows, `bits_per_byte`."""
+    """For each named set: `loss` (nats per token), `perplexity`, `tokens` and, where the card
+    knows, `bits_per_byte`.
+    """
     was_training = model.training
     model.eval()
     try:

@@ -1,4 +1,6 @@
-"""Facts about the data of a run. In: the configuration. Out: `StreamFacts` for `plan`. Downloads indexes, no shards."""
+"""Facts about the data of a run. In: the configuration. Out: `StreamFacts` for `plan`. Downloads
+indexes, no shards.
+"""
 
 from __future__ import annotations
 
@@ -86,7 +88,9 @@ def _source(config: Config, stream: StreamConfig, split: str) -> Source:
 
 
 def tokenizer_files(source: Source, config: Config) -> tuple[Store, str] | None:
-    """Where the tokenizer of a run lies: the dataset's own copy, else the configured one. (store, prefix)"""
+    """Where the tokenizer of a run lies: the dataset's own copy, else the configured one. (store,
+    prefix)
+    """
     if source.facts.card is not None:
         return open_store(source.config.location, config.storage_of(source.config)), "tokenizer"
     if config.data.tokenizer is not None:

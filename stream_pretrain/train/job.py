@@ -1,4 +1,5 @@
-"""A run in motion: the verbs of the loop. In: assembled parts. Out: changed state. Wires nothing, decides little.
+"""A run in motion: the verbs of the loop. In: assembled parts. Out: changed state. Wires nothing,
+decides little.
 
 Assembly builds a `Job`; the loop calls its verbs in order. All that a restart needs is in `state`.
 """
@@ -43,7 +44,9 @@ OnSpike = Literal["stop", "skip", "rewind"]
 
 @dataclass(kw_only=True)
 class Cadence:
-    """What is due at the present step. Shared with the observer: what is saved must have been read first."""
+    """What is due at the present step. Shared with the observer: what is saved must have been read
+    first.
+    """
 
     plan: Plan
     read_every_step: bool = False
@@ -66,7 +69,9 @@ class Policy:
 
 @dataclass(kw_only=True)
 class Job:
-    """Everything that the loop speaks of. `state` is the only part that a checkpoint holds as it is."""
+    """Everything that the loop speaks of. `state` is the only part that a checkpoint holds as it
+    is.
+    """
 
     plan: Plan
     state: TrainState
@@ -100,7 +105,9 @@ class Job:
     # ---- the verbs of the loop
 
     def stop_reason(self) -> str | None:
-        """`complete`, `max_time`, the name of a signal, or what went wrong; None to go on. The same on every rank."""
+        """`complete`, `max_time`, the name of a signal, or what went wrong; None to go on. The same
+        on every rank.
+        """
         if self._halt is not None:
             return self._halt
         if self.plan.total_steps is not None and self.state.step >= self.plan.total_steps:
@@ -155,10 +162,11 @@ class Job:
         return self._spike is not None and self._halt is None
 
     def rewind(self) -> None:
-        """Go back to the newest checkpoint before the spike; its data step will be left out from now on.
+        """Go back to the newest checkpoint before the spike; its data step will be left out from
+        now on.
 
-        The state goes back in everything but the time spent and the steps skipped. Which checkpoint it goes back to does
-        not change what comes of it.
+        The state goes back in everything but the time spent and the steps skipped. Which checkpoint
+        it goes back to does not change what comes of it.
         """
         assert self._spike is not None
         step, data_step = self._spike
@@ -167,7 +175,9 @@ class Job:
         found = self.checkpoints.find("auto", at_most=step - 1)
         earlier = None if found is None else self.checkpoints.state_of(found)
         if found is None or earlier is None or earlier.phase != self.state.phase:
-            self._halt = f"step {step}: the loss spikes and there is no checkpoint of this phase before it"
+            self._halt = (
+                f"step {step}: the loss spikes and there is no checkpoint of this phase before it"
+            )
             return
         if self._rewinds > MOST_REWINDS:
             self._halt = f"step {step}: the loss still spikes after {MOST_REWINDS} rewinds"
@@ -181,7 +191,9 @@ class Job:
         if self.policy.spikes is not None:
             self.policy.spikes.adopt(self.state.spike)
         self.stream.go_to(self.state.data_step - self.state.phase_start)
-        self.observer.say(f"step {step}: spike; back to step {found.step}, data step {data_step} is left out")
+        self.observer.say(
+            f"step {step}: spike; back to step {found.step}, data step {data_step} is left out"
+        )
         self.observer.start(
             step=found.step,
             tokens=self.state.tokens,
@@ -212,7 +224,8 @@ class Job:
         self._last_save = self.clock()
 
     def finish(self, reason: str) -> None:
-        """The last save. Nothing is saved after a bad loss: the last good checkpoint stays the newest.
+        """The last save. Nothing is saved after a bad loss: the last good checkpoint stays the
+        newest.
 
         Raises:
             TrainingError: a bad step ends the run.
@@ -222,7 +235,8 @@ class Job:
         self.checkpoints.wait()
         if self._halt is not None:
             raise TrainingError(
-                f"{self._halt}. The newest checkpoint is from before it. Lower the learning rate, or let "
+                f"{self._halt}. The newest checkpoint is from before it. Lower the learning rate, or "
+                "let "
                 "optimizer.on_nonfinite or optimizer.on_spike skip such steps."
             )
         if reason == COMPLETE:
@@ -275,7 +289,9 @@ class Job:
         )
 
     def _inspect(self, events: Sequence[Mapping[str, Any]]) -> None:
-        """Look at steps whose values have been read. The first bad one decides; those after it are not looked at."""
+        """Look at steps whose values have been read. The first bad one decides; those after it are
+        not looked at.
+        """
         for event in events:
             if event["event"] != "step" or self._halt is not None or self._spike is not None:
                 continue
@@ -289,6 +305,8 @@ class Job:
         elif spiked and policy.on_spike == "rewind":
             self._spike = (step, event["data_step"])
         elif not event["applied"]:
-            self.observer.say(f"step {step}: update left out (loss {event['loss']}, norm {event['grad_norm']})")
+            self.observer.say(
+                f"step {step}: update left out (loss {event['loss']}, norm {event['grad_norm']})"
+            )
             if policy.stop_on_nonfinite and not spiked:
                 self._halt = f"step {step}: the gradient norm is not finite"

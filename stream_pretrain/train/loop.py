@@ -1,4 +1,6 @@
-"""The training loop. In: a `Job`. Out: why it ended. Nothing happens between steps that cannot be read here."""
+"""The training loop. In: a `Job`. Out: why it ended. Nothing happens between steps that cannot be
+read here.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The network where it trains. In: `ModelConfig`, Fabric. Out: `Network`: set up, sharded, compiled as configured.
+"""The network where it trains. In: `ModelConfig`, Fabric. Out: `Network`: set up, sharded, compiled
+as configured.
 
 Weights are a function of the seed alone, on every strategy. Does not load checkpoints.
 """
@@ -27,7 +28,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Network:
-    """`model` is set up by Fabric, `optimizer` is torch's own, `stepper` the same wrapped by Fabric for its precision.
+    """`model` is set up by Fabric, `optimizer` is torch's own, `stepper` the same wrapped by Fabric
+    for its precision.
 
     `model_config` is the text of LitGPT's `model_config.yaml`.
     """

@@ -1,6 +1,8 @@
-"""The run directory's own files. In: a store, a config. Out: config.yaml, stop.json, staging and extras. No tensors.
+"""The run directory's own files. In: a store, a config. Out: config.yaml, stop.json, staging and
+extras. No tensors.
 
-`config.yaml` is written before the first step and stays; every further start writes `config.N.yaml` beside it.
+`config.yaml` is written before the first step and stays; every further start writes `config.N.yaml`
+beside it.
 """
 
 from __future__ import annotations
@@ -97,10 +99,8 @@ def write_stop(run: Store, *, code: int, reason: str, step: int) -> None:
     run.write(STOP_NAME, (json.dumps(record, sort_keys=True) + "\n").encode())
 
 
-def make_extras(
-    staging: Path, sources: Sources, config: Config, model_config: str
-) -> Path:
-    """A directory with what every checkpoint carries along: the tokenizer and `model_config.yaml`."""
+def make_extras(staging: Path, sources: Sources, config: Config, model_config: str) -> Path:
+    """What every checkpoint carries along: the tokenizer and `model_config.yaml`."""
     extras = staging / "extras"
     shutil.rmtree(extras, ignore_errors=True)
     extras.mkdir(parents=True)
@@ -115,7 +115,9 @@ def make_extras(
 
 
 def local_metrics(run: Store, staging: Path) -> Path:
-    """Where `metrics.jsonl` is written: in a local run directory itself; for a bucket, a fetched copy in staging."""
+    """Where `metrics.jsonl` is written: in a local run directory itself; for a bucket, a fetched
+    copy in staging.
+    """
     if run.is_local:
         return run.path / METRICS_NAME
     path = staging / METRICS_NAME

@@ -1,7 +1,9 @@
-"""Is this loss a spike? In: losses in order. Out: a limit, a verdict. Pure over its window; does not go back or skip.
+"""Is this loss a spike? In: losses in order. Out: a limit, a verdict. Pure over its window; does
+not go back or skip.
 
-A loss above `mean + sigma * deviation` of the last `window` losses is a spike, and so is one that is not finite. Half a
-window must have been seen before anything is judged. A spike itself never enters the window.
+A loss above `mean + sigma * deviation` of the last `window` losses is a spike, and so is one that
+is not finite. Half a window must have been seen before anything is judged. A spike itself never
+enters the window.
 """
 
 from __future__ import annotations
@@ -13,7 +15,9 @@ from typing import Any
 
 
 class SpikeRule:
-    """The rule with its window. `record` is the state's own dictionary, so a checkpoint holds the statistics."""
+    """The rule with its window. `record` is the state's own dictionary, so a checkpoint holds the
+    statistics.
+    """
 
     def __init__(self, *, sigma: float, window: int, record: dict[str, Any]) -> None:
         self._sigma = sigma
@@ -44,7 +48,9 @@ class SpikeRule:
 
 
 def spike_limit(losses: Sequence[float], *, sigma: float, window: int) -> float:
-    """`mean + sigma * deviation`; infinite below half a window. A flat stretch still allows one per cent."""
+    """`mean + sigma * deviation`; infinite below half a window. A flat stretch still allows one per
+    cent.
+    """
     if len(losses) < max(2, window // 2):
         return math.inf
     mean = fmean(losses)

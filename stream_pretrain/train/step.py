@@ -1,7 +1,8 @@
-"""One optimizer update. In: the micro-batches of a step and a learning rate. Out: `StepResult`. Does not count.
+"""One optimizer update. In: the micro-batches of a step and a learning rate. Out: `StepResult`.
+Does not count.
 
-Loss is the sum over tokens divided by the tokens of the global batch, over micro-batches and ranks. Results stay on
-the device; the host does not wait for them here.
+Loss is the sum over tokens divided by the tokens of the global batch, over micro-batches and ranks.
+Results stay on the device; the host does not wait for them here.
 """
 
 from __future__ import annotations
@@ -28,8 +29,9 @@ if TYPE_CHECKING:
 class StepResult:
     """One step over all ranks.
 
-    `loss` (nats per token) and `grad_norm` (before clipping) are device scalars, `applied` a device bool: False where
-    a non-finite norm left the weights as they were. `stream_losses` [streams] are means by stream, NaN without tokens.
+    `loss` (nats per token) and `grad_norm` (before clipping) are device scalars, `applied` a device
+    bool: False where a non-finite norm left the weights as they were. `stream_losses` [streams] are
+    means by stream, NaN without tokens.
     """
 
     loss: Tensor
@@ -77,7 +79,8 @@ class Updater:
     ) -> StepResult:
         """Update once. `signal` and `time_up` are this rank's votes to stop after this step.
 
-        A step whose loss is above `loss_limit`, or whose gradient norm is not finite, leaves the weights as they are.
+        A step whose loss is above `loss_limit`, or whose gradient norm is not finite, leaves the
+        weights as they are.
         """
         streams = [self._streams_of(batch) for batch in batches]
         self._control.start(
@@ -103,7 +106,9 @@ class Updater:
         )
 
     def _accumulate(self, batches: Sequence[Batch], streams: Sequence[Tensor]) -> Tensor:
-        """Forward and backward of every micro-batch; gradients are synchronised once. float64 [2, streams]."""
+        """Forward and backward of every micro-batch; gradients are synchronised once. float64 [2,
+        streams].
+        """
         scale = self._fabric.world_size / self._tokens
         total = torch.zeros(2, self._streams, dtype=torch.float64, device=self._fabric.device)
         for place, (batch, stream) in enumerate(zip(batches, streams, strict=True)):
@@ -117,7 +122,7 @@ class Updater:
         return total
 
     def _clip(self) -> Tensor:
-        """Norm of all gradients over all ranks; they are scaled down where it is above the limit."""
+        """Norm of all gradients over all ranks; scaled down where it is above the limit."""
         self._fabric.strategy.precision.unscale_gradients(self._optimizer)
         limit = float("inf") if self._clip_norm is None else self._clip_norm
         norm = torch.nn.utils.clip_grad_norm_(

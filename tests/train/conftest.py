@@ -10,7 +10,26 @@ from pathlib import Path
 import pytest
 from nursery import Nursery
 
-WORDS = "the cat sat on a mat and ate its hat while rain fell over old grey stone walls".split()
+WORDS = [
+    "the",
+    "cat",
+    "sat",
+    "on",
+    "a",
+    "mat",
+    "and",
+    "ate",
+    "its",
+    "hat",
+    "while",
+    "rain",
+    "fell",
+    "over",
+    "old",
+    "grey",
+    "stone",
+    "walls",
+]
 
 
 def text_of(number: int, words: int = 60) -> str:
@@ -21,7 +40,9 @@ def text_of(number: int, words: int = 60) -> str:
 
 @pytest.fixture(scope="session")
 def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Byte-level dataset of seq_len 16: a few hundred samples in several shards, with a validation split."""
+    """Byte-level dataset of seq_len 16: a few hundred samples in several shards, with a validation
+    split.
+    """
     from convert.cli import main
 
     root = tmp_path_factory.mktemp("dataset")

@@ -1,4 +1,6 @@
-"""What a run left behind, for comparisons: steps from metrics, sample ids from the nursery's record, final weights."""
+"""What a run left behind, for comparisons: steps from metrics, sample ids from the nursery's
+record, final weights.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,7 @@ def evaluations(run: Path) -> list[tuple[int, float]]:
 
 
 def recorded(record: Path) -> Mapping[int, list[int]]:
-    """Data step -> sample ids. Steps that were taken again after a kill must have had the same ids."""
+    """Data step -> sample ids. Steps taken again after a kill must have had the same ids."""
     found: dict[int, list[int]] = {}
     for line in record.read_text().splitlines():
         try:

@@ -1,4 +1,6 @@
-"""Promise 1: killed by SIGKILL at any instant, any number of times, a run ends as if nothing had happened."""
+"""Promise 1: killed by SIGKILL at any instant, any number of times, a run ends as if nothing had
+happened.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +11,8 @@ import numpy as np
 import pytest
 from nursery import Kill, Nursery
 from runs import assert_same, end_of, recorded, steps
-
 from small import STEPS_PER_EPOCH, TOTAL_STEPS, fit_arguments
+
 from stream_pretrain.data.index import read_index
 from stream_pretrain.data.replay import epoch_steps
 from stream_pretrain.order import Order
@@ -109,7 +111,11 @@ def test_the_samples_of_every_step_are_those_of_the_order_functions(
 ) -> None:
     index = read_index(open_store(dataset / "train"))
     order = Order(
-        global_batch=8, drawn=(LAST * 8,), canonical_nodes=8, shuffle_seed=3, shuffle_block_size=1 << 18
+        global_batch=8,
+        drawn=(LAST * 8,),
+        canonical_nodes=8,
+        shuffle_seed=3,
+        shuffle_block_size=1 << 18,
     )
     taken = recorded(whole.with_suffix(".samples"))
     for epoch in range(3):

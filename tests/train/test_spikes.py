@@ -1,4 +1,6 @@
-"""A loss that spikes: stop, leave the update out, or go back and leave the data out, the same after any kill."""
+"""A loss that spikes: stop, leave the update out, or go back and leave the data out, the same after
+any kill.
+"""
 
 from __future__ import annotations
 
@@ -70,9 +72,7 @@ def test_skip_leaves_the_update_out_and_counts_on(
 
 
 @pytest.fixture(scope="module")
-def rewound(
-    nursery: Nursery, dataset: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Path:
+def rewound(nursery: Nursery, dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run that went back at least once."""
     root = tmp_path_factory.mktemp("rewound")
     arguments = fit_arguments(dataset, root / "run", **EAGER, optimizer__on_spike="rewind")

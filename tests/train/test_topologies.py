@@ -1,4 +1,6 @@
-"""Promise 2 with real processes: one digest for any number of ranks, nodes, workers and micro-batch size, and at every change."""
+"""Promise 2 with real processes: one digest for any number of ranks, nodes, workers and micro-batch
+size, and at every change.
+"""
 
 from __future__ import annotations
 
@@ -113,7 +115,10 @@ def test_several_ranks_resume_bit_for_bit_on_the_same_topology(
     """Three ranks, since DDP would rebuild its buckets after the first backward."""
     settings: dict[str, object] = {"compute__devices": ranks, "compute__strategy": strategy}
     settings |= {"batch__global_size": 6, "batch__micro_size": 1, "stop__max_epochs": 1}
-    for name, kills in (("whole", []), ("killed", [Kill("updated", 13), Kill("fsync", 12, rank=1)])):
+    for name, kills in (
+        ("whole", []),
+        ("killed", [Kill("updated", 13), Kill("fsync", 12, rank=1)]),
+    ):
         arguments = fit_arguments(dataset, tmp_path / name, **settings)
         for kill in kills:
             nursery.run(arguments, tmp_path / "log", ranks=ranks, kill=kill)
