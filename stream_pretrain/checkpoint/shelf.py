@@ -27,10 +27,13 @@ class Shelf:
 
     def __init__(self, root: Store) -> None:
         self.store = root.child(CHECKPOINTS)
+        self._seen: set[int] = set()  # receipts of a bucket that need not be asked for again
 
     def steps(self) -> list[int]:
         """Steps of all checkpoints that have a receipt, ascending; the receipt is not read yet."""
-        return [s for s in self.directories() if self.store.head(self.key(s, RECEIPT_NAME))]
+        steps = [s for s in self.directories() if s in self._seen or self._has_receipt(s)]
+        self._seen = set() if self.store.is_local else set(steps)
+        return steps
 
     def directories(self) -> list[int]:
         """Steps of all directories named like a checkpoint, whole or not, ascending."""
@@ -95,6 +98,7 @@ class Shelf:
 
     def remove(self, step: int) -> None:
         """Remove a checkpoint, its receipt first."""
+        self._seen.discard(step)
         self.store.delete(self.key(step, RECEIPT_NAME))
         self.store.delete_prefix(step_name(step))
 
@@ -102,14 +106,18 @@ class Shelf:
         """Take a checkpoint out of the line without removing its files: its receipt gets another
         name.
         """
+        self._seen.discard(step)
         text = self.store.read(self.key(step, RECEIPT_NAME))
         self.store.write(self.key(step, ABANDONED_NAME), text)
         self.store.delete(self.key(step, RECEIPT_NAME))
 
     def remove_uncommitted(self, step: int) -> None:
         """Remove what a dead save or removal left: a directory without a receipt."""
-        if self.store.head(self.key(step, RECEIPT_NAME)) is None:
+        if not self._has_receipt(step):
             self.store.delete_prefix(step_name(step))
+
+    def _has_receipt(self, step: int) -> bool:
+        return self.store.head(self.key(step, RECEIPT_NAME)) is not None
 
     def _check_hash(self, step: int, stamp: FileStamp) -> None:
         key = self.key(step, stamp.name)

@@ -102,6 +102,19 @@ def test_staging_keeps_one_and_the_bucket_as_many_as_it_should(bucket: str, tmp_
     assert kept == ["step-00000003", "step-00000004", "step-00000005"]
 
 
+def test_old_receipts_are_asked_for_once(
+    bucket: str, tmp_path: Path, fault_proxy: FaultProxy
+) -> None:
+    saver = opened(store(bucket), tmp_path, keep_last=1, keep_every=1)
+    saver.find("auto")
+    state = TrainState()
+    for _ in range(4):
+        advance(saver, state)
+    saver.close()
+    assert saver._publisher.run.steps() == [1, 2, 3, 4]
+    assert fault_proxy.count("step-00000001/receipt.json", "HEAD") <= 2
+
+
 @pytest.mark.parametrize("name", ["model/__0_0.distcp", "state.json", "receipt.json"])
 def test_damage_in_the_bucket_is_never_loaded(bucket: str, tmp_path: Path, name: str) -> None:
     run = store(bucket)
