@@ -60,6 +60,15 @@ class Plan:
         return self.order.steps_per_epoch
 
     @property
+    def stream_keys(self) -> tuple[str, ...]:
+        """What a stream is counted under: its content, so that a renamed one counts on."""
+        digests = [facts.index_digest for facts in self.streams]
+        return tuple(
+            digest if (twin := digests[:place].count(digest)) == 0 else f"{digest}#{twin + 1}"
+            for place, digest in enumerate(digests)
+        )
+
+    @property
     def total_tokens(self) -> int | None:
         """Targets of the whole run, where its length is known."""
         return None if self.total_steps is None else self.total_steps * self.tokens_per_step

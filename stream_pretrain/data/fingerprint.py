@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any
 
 import xxhash
@@ -68,9 +69,9 @@ def fingerprint(plan: Plan, library: str) -> Fingerprint:
 
 
 def differences(saved: Mapping[str, Any], current: Mapping[str, Any]) -> list[str]:
-    """One line for each field that differs, `name:
+    """One line for each field that differs, `name: saved -> current`, nested ones by path.
 
-    saved -> current`, nested lists and mappings by path.
+    What only one side has is None on the other.
     """
     lines: list[str] = []
     _walk("", saved, current, lines)
@@ -81,10 +82,14 @@ def _walk(path: str, saved: Any, current: Any, lines: list[str]) -> None:
     if isinstance(saved, Mapping) and isinstance(current, Mapping):
         for key in sorted({*saved, *current}):
             _walk(f"{path}.{key}" if path else key, saved.get(key), current.get(key), lines)
-    elif isinstance(saved, list) and isinstance(current, list) and len(saved) == len(current):
-        for place, (left, right) in enumerate(zip(saved, current, strict=True)):
-            _walk(f"{path}[{place}]", left, right, lines)
     elif isinstance(saved, list) and isinstance(current, list):
-        lines.append(f"{path}: {len(saved)} entries -> {len(current)} entries")
+        for place, (left, right) in enumerate(zip_longest(saved, current)):
+            _walk(f"{path}[{place}]", left, right, lines)
+    elif (saved is None and _has_fields(current)) or (current is None and _has_fields(saved)):
+        _walk(path, saved or {}, current or {}, lines)
     elif saved != current:
         lines.append(f"{path}: {saved} -> {current}")
+
+
+def _has_fields(value: Any) -> bool:
+    return isinstance(value, Mapping) and bool(value)

@@ -147,8 +147,8 @@ class Job:
         state.digest = chain(state.digest, as_unsigned(result.heard.digest_sum))
         state.seconds = self._seconds_before + self.clock() - self._begun
         seen = state.samples_per_stream
-        for facts, count in zip(self.plan.streams, result.heard.stream_samples, strict=True):
-            seen[facts.name] = seen.get(facts.name, 0) + count
+        for key, count in zip(self.plan.stream_keys, result.heard.stream_samples, strict=True):
+            seen[key] = seen.get(key, 0) + count
         self._votes = (result.heard.signal_votes, result.heard.time_up_votes)
         self.cadence.save_now = self.plan.save_due(state.step) or self._time_to_save()
 
@@ -235,8 +235,8 @@ class Job:
         self.checkpoints.wait()
         if self._halt is not None:
             raise TrainingError(
-                f"{self._halt}. The newest checkpoint is from before it. Lower the learning rate, or "
-                "let "
+                f"{self._halt}. The newest checkpoint is from before it. "
+                "Lower the learning rate, or let "
                 "optimizer.on_nonfinite or optimizer.on_spike skip such steps."
             )
         if reason == COMPLETE:
@@ -267,10 +267,11 @@ class Job:
         tokens = None
         if len(plan.streams) > 1:
             names = [facts.name for facts in plan.streams]
-            counts = state.samples_per_stream
-            tokens = {name: counts[name] * plan.seq_len for name in names}
+            counts = [state.samples_per_stream[key] for key in plan.stream_keys]
+            tokens = {n: count * plan.seq_len for n, count in zip(names, counts, strict=True)}
             extra["stream_epochs"] = {
-                facts.name: counts[facts.name] / facts.samples for facts in plan.streams
+                facts.name: count / facts.samples
+                for facts, count in zip(plan.streams, counts, strict=True)
             }
             if result.stream_losses is not None:
                 extra["stream_loss"] = dict(zip(names, result.stream_losses, strict=True))
