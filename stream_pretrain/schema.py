@@ -135,7 +135,7 @@ class Card:
 
 @dataclass(frozen=True, kw_only=True)
 class StreamFacts:
-    """What is known of a stream before a job starts: counts from its index, format from its card."""
+    """What is known of a stream before a job starts: counts from its index, format from a card."""
 
     name: str
     location: str

@@ -40,7 +40,7 @@ def selftest(loaded: Any) -> int:
     place = nullcontext(str(kept)) if kept else tempfile.TemporaryDirectory(prefix="selftest-")
     with place as out:
         found = compare(
-            loaded.argv,
+            loaded.to_yaml(),
             Path(out),
             steps=options.steps,
             kills=options.kills,

@@ -28,7 +28,7 @@ class Comparison:
 
 
 def selftest(
-    argv: Sequence[str],
+    config: str,
     out: Path,
     *,
     steps: int,
@@ -36,8 +36,12 @@ def selftest(
     seed: int,
     say: Callable[[str], None],
 ) -> Comparison:
-    """Train `steps` steps twice below `out`, the second time killed `kills` times."""
+    """Train `steps` steps of a configuration (its YAML) twice below `out`, the second time killed
+    `kills` times.
+    """
     out.mkdir(parents=True, exist_ok=True)
+    (out / "config.yaml").write_text(config)
+    argv = ["--config", str(out / "config.yaml")]
     say(f"training {steps} steps without interruption …")
     children.run(children.FIT, _arguments(argv, out / "whole", steps), out / "whole.log")
     killed_after = []

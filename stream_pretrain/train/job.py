@@ -188,6 +188,7 @@ class Job:
         state.skipped = before.skipped
         state.skip(data_step, data_step)
         self.state.replace_with(state)
+        self.updater.loss_scale.load(state.precision)
         if self.policy.spikes is not None:
             self.policy.spikes.adopt(self.state.spike)
         self.stream.go_to(self.state.data_step - self.state.phase_start)
@@ -217,6 +218,7 @@ class Job:
         if self._halt is not None or self._spike is not None:
             return
         with self.observer.during("save"):
+            self.state.precision = self.updater.loss_scale.state()
             stalled = self.checkpoints.save(self.state)
         if stalled:
             self.observer.save(step=self.state.step, seconds=stalled)

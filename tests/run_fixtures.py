@@ -1,4 +1,4 @@
-"""A small dataset and a process that forks runs, made once for all tests of training."""
+"""A small dataset and a process that forks runs, made once for all tests that train."""
 
 from __future__ import annotations
 
