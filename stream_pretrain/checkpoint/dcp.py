@@ -8,10 +8,12 @@ from the live, sharded tensors.
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
@@ -22,6 +24,16 @@ from torch.distributed.checkpoint.storage import WriteResult
 from stream_pretrain.errors import CheckpointError
 
 METADATA_NAME = ".metadata"
+_INDEX_NAMES = {
+    ("builtins", "set"),
+    ("collections", "OrderedDict"),
+    ("pathlib", "Path"),
+    ("pathlib", "PosixPath"),
+    ("pathlib._local", "PosixPath"),
+    ("torch", "Size"),
+    ("torch.distributed.checkpoint.filesystem", "_StorageInfo"),
+    ("torch.serialization", "_get_layout"),
+}
 
 
 class _HostPlanner(DefaultSavePlanner):
@@ -89,14 +101,32 @@ def read_into(directory: Path, targets: Mapping[str, Tensor]) -> None:
 
 
 def read_index(directory: Path) -> Metadata:
-    """The index of a directory: names, shapes, types, places in files."""
+    """The index of a directory: names, shapes, types, places in files. Runs no code from it."""
+    place = directory / METADATA_NAME
     try:
-        return FileSystemReader(directory).read_metadata()
+        with place.open("rb") as file:
+            index = _IndexUnpickler(file).load()
+        if not isinstance(index, Metadata):
+            raise pickle.UnpicklingError(f"holds a {type(index).__name__}")
     except Exception as error:  # an unpickler raises anything
-        place = directory / METADATA_NAME
         raise CheckpointError(
             f"{place}: cannot be read ({error}). Use another checkpoint."
         ) from error
+    return index
+
+
+class _IndexUnpickler(pickle.Unpickler):
+    """An index is a pickle: only the classes that belong in one are made."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) in _INDEX_NAMES:
+            return super().find_class(module, name)
+        if module in (Metadata.__module__, "torch") and "." not in name:
+            found = super().find_class(module, name)
+            own = isinstance(found, type) and found.__module__ == Metadata.__module__
+            if own or isinstance(found, torch.dtype):
+                return found
+        raise pickle.UnpicklingError(f"{module}.{name} does not belong in it")
 
 
 def tensor_facts(metadata: Metadata) -> dict[str, TensorStorageMetadata]:

@@ -8,6 +8,7 @@ anything from the plan.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
@@ -27,7 +28,8 @@ class TrainState:
     with one fingerprint and `phase_start` the data step at which it began. `digest` is the data
     digest after `data_step`, 16 hex digits. `skipped` holds `[first, last]` data steps, ascending.
     `spike` are the loss statistics that detect a spike, `best` the best evaluation so far (`step`,
-    `loss`), `phases` one record for every phase begun.
+    `loss`), `precision` the loss scale of `16-mixed` (empty with any other precision), `phases` one
+    record for every phase begun.
     """
 
     step: int = 0
@@ -43,6 +45,7 @@ class TrainState:
     samples_per_stream: dict[str, int] = field(default_factory=dict)
     spike: dict[str, Any] = field(default_factory=dict)
     best: dict[str, Any] = field(default_factory=dict)
+    precision: dict[str, Any] = field(default_factory=dict)
     run_id: str = ""
     world_size: int = 1
 
@@ -109,6 +112,7 @@ _KINDS: Mapping[str, type | tuple[type, ...]] = {
     "samples_per_stream": dict,
     "spike": dict,
     "best": dict,
+    "precision": dict,
     "run_id": str,
     "world_size": int,
 }
@@ -147,6 +151,9 @@ def _value_faults(state: TrainState) -> list[str]:
         faults.append(f"digest is {state.digest!r}, not 16 hex digits")
     if not state.phase_start <= state.data_step:
         faults.append(f"phase_start {state.phase_start} is beyond data_step {state.data_step}")
+    scale = state.precision.get("scale", 1.0)
+    if isinstance(scale, bool) or not isinstance(scale, int | float) or not 0 < scale < math.inf:
+        faults.append(f"precision has the loss scale {scale!r}")
     for entry in state.skipped:
         pair = isinstance(entry, list) and len(entry) == 2 and all(type(n) is int for n in entry)
         if not pair or not 1 <= entry[0] <= entry[1]:

@@ -18,6 +18,7 @@ from typing import Any
 
 import tiny_run as tiny
 import torch
+import torch._dynamo  # loaded by the first optimizer, at the cost of a second in every child
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh

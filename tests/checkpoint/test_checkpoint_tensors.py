@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import pickle
 import random
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -295,3 +298,22 @@ def test_directory_that_disagrees_with_itself_is_refused(tmp_path: Path) -> None
     (found.directory / "model/.metadata").write_bytes(b"")
     with pytest.raises(CheckpointError, match=r"\.metadata: cannot be read"):
         dcp.read_index(found.directory / "model")
+
+
+@pytest.mark.parametrize("evil", [os.system, subprocess.run, random.Random, "dotted", "list"])
+def test_index_runs_no_code(tmp_path: Path, evil: object) -> None:
+    class Evil:
+        def __reduce__(self) -> tuple[object, tuple[str]]:
+            return evil, (f"touch {tmp_path}/ran",)
+
+    data = pickle.dumps([1] if evil == "list" else Evil() if callable(evil) else None)
+    if evil == "dotted":  # os.system by way of a module that imports os
+        data = (
+            b"\x80\x04\x8c\x27torch.distributed.checkpoint.filesystem"
+            b"\x8c\x09os.system\x93\x8c\x04true\x85R."
+        )
+    (tmp_path / ".metadata").write_bytes(data)
+    words = "holds a list" if evil == "list" else "does not belong in it"
+    with pytest.raises(CheckpointError, match=words):
+        dcp.read_index(tmp_path)
+    assert not (tmp_path / "ran").exists()
