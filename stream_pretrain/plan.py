@@ -101,13 +101,17 @@ def plan(
     streams: Sequence[StreamFacts],
     holdouts: Mapping[str, Sequence[StreamFacts]],
     model: ModelFacts,
+    others: Sequence[Fault] = (),
 ) -> Plan:
-    """Derive everything, or raise one `ConfigError` with all that does not fit."""
-    faults: list[Fault] = []
+    """Derive everything, or raise one `ConfigError` with all that does not fit, `others` first."""
+    faults: list[Fault] = list(others)
     micro_batch = _micro_batch(config, world, faults)
-    seq_len = _seq_len(config, [*streams, *(s for held in holdouts.values() for s in held)], faults)
+    everything = [*streams, *(s for held in holdouts.values() for s in held)]
+    _check_seq_len(config, everything, faults)
+    seq_len = sequence_length(config, everything)
     _check_tokenizers(streams, holdouts, faults)
     _check_model(model, seq_len, streams, faults)
+    _check_chunk(config, micro_batch * seq_len, faults)
     order = _order(config, streams, faults)
     global_batch = config.batch.global_size
     tokens_per_step = global_batch * seq_len
@@ -175,12 +179,16 @@ def _micro_batch(config: Config, world: World, faults: list[Fault]) -> int:
     return micro
 
 
-def _seq_len(config: Config, streams: Sequence[StreamFacts], faults: list[Fault]) -> int:
-    """Inputs per sample: the cards' or the config's, the same for every stream."""
+def sequence_length(config: Config, streams: Sequence[StreamFacts]) -> int:
+    """Inputs per sample: the config's, or those of the rows."""
+    return config.data.seq_len or min(stream.row_ids - 1 for stream in streams)
+
+
+def _check_seq_len(config: Config, streams: Sequence[StreamFacts], faults: list[Fault]) -> None:
+    """Every stream must have rows of the one length, or longer ones that may be cut."""
     wanted = config.data.seq_len
-    found = {s.row_ids - 1 for s in streams}
     if wanted is None:
-        if len(found) > 1:
+        if len({s.row_ids for s in streams}) > 1:
             rows = ", ".join(f"{s.name}: {s.row_ids - 1}" for s in streams)
             faults.append(
                 Fault(
@@ -189,7 +197,7 @@ def _seq_len(config: Config, streams: Sequence[StreamFacts], faults: list[Fault]
                     remedy="all streams must have one seq_len; convert with the same --seq_len",
                 )
             )
-        return min(found)
+        return
     for stream in streams:
         have = stream.row_ids - 1
         if have == wanted or (config.data.truncate and have > wanted):
@@ -200,7 +208,14 @@ def _seq_len(config: Config, streams: Sequence[StreamFacts], faults: list[Fault]
         if have > wanted:
             remedy += "; set that, or data.truncate: true to cut rows"
         faults.append(Fault(path="data.seq_len", found=str(wanted), remedy=remedy))
-    return wanted
+
+
+def _check_chunk(config: Config, micro_tokens: int, faults: list[Fault]) -> None:
+    """A chunk that holds a whole micro-batch cuts nothing."""
+    chunk = config.loss.chunk
+    if chunk >= micro_tokens and not any(f.path.startswith("batch.") for f in faults):
+        remedy = f"has no effect, a micro-batch has {micro_tokens} tokens; less than that, or 0"
+        faults.append(Fault(path="loss.chunk", found=str(chunk), remedy=remedy))
 
 
 def _check_tokenizers(

@@ -205,6 +205,12 @@ def _compute_keys_apply(c: Config) -> Iterator[Fault]:
         yield _fault(
             "compute.precision", "'16-mixed'", "needs a GPU; on a CPU use bf16-mixed or 32"
         )
+    if compute.precision == "16-mixed" and compute.strategy in ("fsdp2", "hsdp"):
+        remedy = f"has no loss scale under {compute.strategy}; use bf16-mixed, or ddp"
+        yield _fault("compute.precision", "'16-mixed'", remedy)
+    if compute.precision == "16-mixed" and c.optimizer.on_nonfinite == "stop":
+        remedy = "would stop while 16-mixed looks for its loss scale: use skip, or bf16-mixed"
+        yield _fault("optimizer.on_nonfinite", "'stop'", remedy)
     single = compute.devices == 1 and compute.nodes == 1
     if single and compute.strategy in ("fsdp2", "hsdp"):
         remedy = "needs more than one device (compute.devices, compute.nodes)"

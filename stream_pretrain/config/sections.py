@@ -311,7 +311,8 @@ class LossConfig(Section):
     """Weight of the squared log-partition term."""
 
     chunk: Count = 0
-    """Tokens whose logits exist at once, to save memory with large vocabularies; 0: all."""
+    """Tokens whose logits exist at once, to save memory with large vocabularies; 0: all of a
+    micro-batch. Free to change at a resume."""
 
 
 class ScheduleConfig(Section):
@@ -400,7 +401,7 @@ class LoggingConfig(Section):
 class ComputeConfig(Section):
     """Devices, and how the work is spread over them. Free to change at a resume."""
 
-    accelerator: Literal["auto", "cpu", "cuda", "mps"] = "auto"
+    accelerator: Literal["auto", "cpu", "cuda"] = "auto"
     """Kind of device; `auto`: the best one there is."""
 
     devices: Literal["auto"] | Annotated[int, Field(ge=1)] = "auto"
@@ -417,7 +418,7 @@ class ComputeConfig(Section):
     """Ranks that share one copy of the model under `hsdp`; null: those of a node."""
 
     precision: Precision = "32-true"
-    """`32-true`, `bf16-mixed`, `bf16-true` or `16-mixed`."""
+    """`32-true`, `bf16-mixed`, `bf16-true`, or `16-mixed` (on a GPU, without sharding)."""
 
     compile: bool = False
     """Compile each block with `torch.compile`."""

@@ -251,8 +251,13 @@ def materialise(
     network.cos, network.sin = network.rope_cache(device=network.lm_head.weight.device)
     if network.tied if tied is None else tied:
         tie_embeddings(network)
-    if not fill:
-        return
+    if fill:
+        fill_first(network, seed=seed)
+
+
+def fill_first(network: PretrainGPT, *, seed: int) -> None:
+    """First weights for storage that exists, whole or sharded: drawn from the seed, or read from
+    `init_from`."""
     initialise(network, seed=seed, width=network.config.n_embd, layers=network.config.n_layer)
     if network.init_from is not None:
         fill_from(network, network.init_from, network.config)

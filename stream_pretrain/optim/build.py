@@ -16,7 +16,7 @@ from torch import nn
 from torch.optim import AdamW, Optimizer
 
 from stream_pretrain.errors import ConfigError, Fault
-from stream_pretrain.optim.classes import option_faults, recipe_for
+from stream_pretrain.optim.classes import option_faults, recipe_for, sharding_faults
 from stream_pretrain.optim.groups import NamedParameter, named_parameters, parameter_groups
 from stream_pretrain.optim.muon import MuonWithAdamW
 
@@ -26,16 +26,18 @@ if TYPE_CHECKING:
 _FUSED_DEVICES = ("cpu", "cuda", "mps")
 
 
-def check_optimizer(optimizer: OptimizerConfig) -> list[Fault]:
-    """What cannot be built from this section, all at once; needs no model."""
+def check_optimizer(optimizer: OptimizerConfig, *, sharded: bool = False) -> list[Fault]:
+    """What cannot be built from this section, all at once; needs no model. `sharded`: for
+    parameters that FSDP2 shards."""
+    sharding = sharding_faults(optimizer) if sharded else []
     try:
         if optimizer.name == "muon":
             _check_muon(optimizer)
         else:
             recipe_for(optimizer)
     except ConfigError as error:
-        return list(error.faults)
-    return []
+        return [*error.faults, *sharding]
+    return sharding
 
 
 def build_optimizer(model: nn.Module, optimizer: OptimizerConfig) -> Optimizer:

@@ -29,6 +29,9 @@ _CANNOT = {
     "SparseAdam": "it takes sparse gradients only",
     "Optimizer": "it is the base class",
 }
+_CANNOT_SHARD = ("Adafactor", "Rprop")
+"""Classes whose step torch cannot do on sharded parameters (tried with torch 2.14: no placement for
+an in-place operation)."""
 _DECAY_AT_THE_RATE = ("AdamW", "SGD", "Adafactor", "Muon")
 """Classes whose `weight_decay` shrinks weights by rate x decay; Adam and kin do with
 `decoupled_weight_decay`."""
@@ -114,6 +117,14 @@ def _arguments_of(kind: type[Optimizer]) -> dict[str, Any]:
     """Argument names and their defaults."""
     parameters = inspect.signature(kind).parameters
     return {name: p.default for name, p in parameters.items()}
+
+
+def sharding_faults(optimizer: OptimizerConfig) -> list[Fault]:
+    """What keeps this optimizer from updating parameters that are sharded."""
+    if optimizer.name.removeprefix(_PREFIX) not in _CANNOT_SHARD:
+        return []
+    remedy = "torch cannot do its step on sharded parameters; use compute.strategy ddp, or adamw"
+    return [Fault(path="optimizer.name", found=repr(optimizer.name), remedy=remedy)]
 
 
 def option_faults(options: Mapping[str, Any], kind: type[Optimizer]) -> list[Fault]:

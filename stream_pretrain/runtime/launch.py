@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 import warnings
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from stream_pretrain.errors import ConfigError, Fault, TrainingError
@@ -62,28 +64,75 @@ def device_count(compute: ComputeConfig) -> int:
 
 
 def uses_cuda(compute: ComputeConfig) -> bool:
-    """Whether the run is on GPUs; a request for more than there are is a fault."""
+    """Whether the run is on GPUs."""
     import torch
 
-    accelerator = compute.accelerator
+    wanted = compute.accelerator
+    return wanted == "cuda" or (wanted == "auto" and torch.cuda.device_count() > 0)
+
+
+def compute_faults(compute: ComputeConfig, world: World) -> list[Fault]:
+    """What this machine, or a world of this size, cannot do of what the section asks for."""
+    return [
+        *_device_faults(compute),
+        *_sharding_faults(compute, world),
+        *_precision_faults(compute),
+        *_compiler_faults(compute),
+    ]
+
+
+def _device_faults(compute: ComputeConfig) -> Iterator[Fault]:
+    import torch
+
+    if not uses_cuda(compute):
+        return
     available = torch.cuda.device_count()
-    if accelerator == "cpu" or (accelerator == "auto" and available == 0):
-        return False
     if available == 0:
-        fault = Fault(
-            path="compute.accelerator",
-            found=accelerator,
-            remedy="no GPU is visible; use cpu or auto",
+        remedy = "no GPU is visible; use cpu or auto"
+        yield Fault(path="compute.accelerator", found=compute.accelerator, remedy=remedy)
+    elif device_count(compute) > available:
+        remedy = f"this machine has {available} GPUs; use at most that, or auto"
+        yield Fault(path="compute.devices", found=str(compute.devices), remedy=remedy)
+
+
+def _sharding_faults(compute: ComputeConfig, world: World) -> Iterator[Fault]:
+    """Sharding needs several ranks, hybrid sharding groups of more than one and fewer than all."""
+    ranks = world.world_size
+    if compute.strategy in ("fsdp2", "hsdp") and ranks == 1:
+        remedy = "has no effect in one process; raise compute.devices, or use auto"
+        yield Fault(path="compute.strategy", found=compute.strategy, remedy=remedy)
+    elif compute.strategy == "hsdp":
+        group = shard_group(compute, world)
+        if ranks % group or group in (1, ranks):
+            found = f"{group}" if compute.shard_group else f"null, which means {group} here"
+            groups = [n for n in range(2, ranks) if ranks % n == 0]
+            within = f"{' or '.join(map(str, groups))} of the" if groups else "a part of more than"
+            remedy = f"must be {within} {ranks} ranks; to shard over all use fsdp2, over none ddp"
+            yield Fault(path="compute.shard_group", found=found, remedy=remedy)
+
+
+def _precision_faults(compute: ComputeConfig) -> Iterator[Fault]:
+    if compute.precision == "16-mixed" and not uses_cuda(compute):
+        remedy = "needs a GPU and none is visible; on a CPU use bf16-mixed or 32"
+        yield Fault(path="compute.precision", found=compute.precision, remedy=remedy)
+
+
+def _compiler_faults(compute: ComputeConfig) -> Iterator[Fault]:
+    """torch.compile makes C++ for a CPU, and Triton C for its launchers on a GPU."""
+    if not compute.compile:
+        return
+    names = [os.environ.get("CC"), "gcc", "clang"] if uses_cuda(compute) else []
+    names = names or [os.environ.get("CXX"), "g++", "clang++"]
+    if not any(name and shutil.which(name) for name in names):
+        remedy = (
+            f"needs a compiler ({names[1]} or {names[2]}) on the PATH; install one, or use false"
         )
-        raise ConfigError.of([fault])
-    if device_count(compute) > available:
-        fault = Fault(
-            path="compute.devices",
-            found=str(compute.devices),
-            remedy=f"this machine has {available} GPUs; use at most that, or auto",
-        )
-        raise ConfigError.of([fault])
-    return True
+        yield Fault(path="compute.compile", found="true", remedy=remedy)
+
+
+def shard_group(compute: ComputeConfig, world: World) -> int:
+    """Ranks that share one copy of the model under `hsdp`."""
+    return compute.shard_group or world.local_world_size
 
 
 def launch(compute: ComputeConfig) -> tuple[Fabric, World]:
@@ -92,7 +141,11 @@ def launch(compute: ComputeConfig) -> tuple[Fabric, World]:
 
     _quieten()
     expected = requested_world(compute)
+    if faults := [*compute_faults(compute, expected), *_launcher_faults(expected)]:
+        raise ConfigError.of(faults)
     cuda = uses_cuda(compute)
+    if compute.deterministic:
+        _be_deterministic()
     fabric = Fabric(
         accelerator="cuda" if cuda else "cpu",
         devices=expected.local_world_size,
@@ -116,6 +169,23 @@ def launch(compute: ComputeConfig) -> tuple[Fabric, World]:
         )
     export_environment(world)
     return fabric, world
+
+
+def _launcher_faults(world: World) -> list[Fault]:
+    """Fabric alone would wait for other machines that nobody starts."""
+    if world.nodes == 1 or "TORCHELASTIC_RUN_ID" in os.environ or under_slurm():
+        return []
+    remedy = "more than one node needs torchrun or SLURM, which start a process for each device"
+    return [Fault(path="compute.nodes", found=str(world.nodes), remedy=remedy)]
+
+
+def _be_deterministic() -> None:
+    """Only deterministic kernels. cuBLAS reads its variable when the first handle is made."""
+    import torch
+
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(True)
+    torch.backends.cudnn.benchmark = False
 
 
 def export_environment(world: World) -> None:
@@ -151,7 +221,7 @@ def _strategy(compute: ComputeConfig, world: World, cuda: bool) -> str | Strateg
 
     group = world.world_size
     if name == "hsdp":
-        group = compute.shard_group or world.local_world_size
+        group = shard_group(compute, world)
     sharder = Sharder(
         world_size=world.world_size, group=group, device_type="cuda" if cuda else "cpu"
     )

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 
@@ -26,17 +26,19 @@ from stream_pretrain.data.fingerprint import fingerprint
 from stream_pretrain.data.identity import check_world, library_version
 from stream_pretrain.data.position import EpochClock
 from stream_pretrain.data.stream import EpochStream, LoaderSettings
-from stream_pretrain.errors import ConfigError
-from stream_pretrain.model.build import model_facts
+from stream_pretrain.errors import ConfigError, Fault
+from stream_pretrain.model.architecture import resolve
+from stream_pretrain.model.build import check_document_mask, model_facts
 from stream_pretrain.observe.console import StatusLine
 from stream_pretrain.observe.jsonl import MetricsFile
 from stream_pretrain.observe.observer import Goal, Observer
 from stream_pretrain.observe.throughput import Meter
 from stream_pretrain.optim.build import check_optimizer
 from stream_pretrain.optim.schedule import Schedule
-from stream_pretrain.plan import Plan, plan
+from stream_pretrain.plan import Plan, plan, sequence_length
 from stream_pretrain.runtime.control import Control
-from stream_pretrain.runtime.launch import launch, requested_world
+from stream_pretrain.runtime.launch import compute_faults, launch, requested_world
+from stream_pretrain.runtime.peak import device_name, peak_flops
 from stream_pretrain.runtime.stop import Deadline, SignalFlag
 from stream_pretrain.schema import World
 from stream_pretrain.train import continuity, rundir
@@ -44,7 +46,7 @@ from stream_pretrain.train.datasets import holdouts, training_dataset
 from stream_pretrain.train.gather import Sources, gather
 from stream_pretrain.train.job import Cadence, Job, Policy
 from stream_pretrain.train.loggers import logger_faults, open_sinks
-from stream_pretrain.train.network import Network, make_network
+from stream_pretrain.train.network import SHARDED, Network, make_network
 from stream_pretrain.train.spikes import SpikeRule
 from stream_pretrain.train.step import Updater
 
@@ -52,6 +54,8 @@ if TYPE_CHECKING:
     from lightning.fabric import Fabric
 
     from stream_pretrain.storage.store import Store
+
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,17 +73,40 @@ def prepare(config: Config) -> Prepared:
     Raises:
         ConfigError: what does not fit. Nothing was started.
     """
-    if faults := [*logger_faults(config.logging.loggers), *check_optimizer(config.optimizer)]:
+    compute = config.compute
+    world = requested_world(compute)
+    faults = [
+        *logger_faults(config.logging.loggers),
+        *check_optimizer(config.optimizer, sharded=compute.strategy in SHARDED),
+        *compute_faults(compute, world),
+    ]
+    sources = collected(lambda: gather(config), faults)
+    architecture = collected(lambda: resolve(config.model), faults)
+    if sources is None or architecture is None:
         raise ConfigError.of(faults)
-    sources = gather(config)
-    planned = plan(
-        config,
-        requested_world(config.compute),
-        [source.facts for source in sources.train],
-        {name: [s.facts for s in held] for name, held in sources.holdouts.items()},
-        model_facts(config.model),
-    )
+    streams = [source.facts for source in sources.train]
+    held = {name: [s.facts for s in found] for name, found in sources.holdouts.items()}
+    faults += check_document_mask(config.model, eos_id_of(sources))
+    model = model_facts(config.model, seq_len=sequence_length(config, streams))
+    planned = plan(config, world, streams, held, model, others=faults)
     return Prepared(config=config, sources=sources, plan=planned)
+
+
+def collected(work: Callable[[], _T], faults: list[Fault]) -> _T | None:
+    """What `work` gives; None where it is refused, its faults then are among `faults`."""
+    try:
+        return work()
+    except ConfigError as error:
+        faults.extend(error.faults)
+        if not error.faults:
+            raise
+        return None
+
+
+def eos_id_of(sources: Sources) -> int | None:
+    """The end-of-text id of the training data, whose streams have one tokenizer."""
+    card = sources.train[0].facts.card
+    return card.eos_id if card else None
 
 
 @contextlib.contextmanager
@@ -119,21 +146,20 @@ def _job(
 ) -> Job:
     config, sources = prepared.config, prepared.sources
     planned = prepared.plan.seen_from(world)
-    card = sources.train[0].facts.card
-    network = make_network(
-        config, fabric, seq_len=planned.seq_len, eos_id=card.eos_id if card else None
-    )
+    network = make_network(config, fabric, seq_len=planned.seq_len, eos_id=eos_id_of(sources))
     staging = rundir.staging_directory(config, run)
     cadence = Cadence(
         plan=planned,
         read_every_step=config.optimizer.on_spike == "skip",
         save_every_s=config.checkpoint.every_time,
     )
-    observer = _observer(config, planned, run, staging, cadence)
+    observer = _observer(config, planned, run, staging, cadence, fabric)
     cleanup.callback(observer.close)
     checkpoints = _checkpoints(prepared, network, control, run, staging, world, observer, leases)
     cleanup.callback(checkpoints.close)
-    state, resumed = _state(config, planned, checkpoints, observer)
+    state, resumed = _state(config, planned, checkpoints, observer, network)
+    updater = _updater(config, planned, fabric, network, control)
+    updater.loss_scale.load(state.precision)
     if not _is_finished(planned, state):
         _announce(config, run, observer, state, fabric, staging, resumed=resumed)
     return Job(
@@ -143,7 +169,7 @@ def _job(
         fabric=fabric,
         model=network.model,
         stream=_stream(config, planned, sources, state, fabric, cleanup),
-        updater=_updater(config, planned, fabric, network, control),
+        updater=updater,
         schedule=_schedule(config, planned),
         holdouts=holdouts(config, planned, sources),
         checkpoints=checkpoints,
@@ -201,20 +227,24 @@ def _announce(
         versions=rundir.versions(),
         fingerprint=state.fingerprint["digest"],
         world_size=fabric.world_size,
-        device=str(fabric.device),
+        device=device_name(fabric.device),
+        threads=torch.get_num_threads(),
+        precision=config.compute.precision,
+        strategy=config.compute.strategy,
         run_id=state.run_id,
         phase=state.phase,
     )
 
 
 def _state(
-    config: Config, planned: Plan, checkpoints: Checkpoints, observer: Observer
+    config: Config, planned: Plan, checkpoints: Checkpoints, observer: Observer, network: Network
 ) -> tuple[TrainState, bool]:
     """The newest whole checkpoint's state, after its tensors are in place; or a fresh one."""
     data = fingerprint(planned, library_version())
     training = continuity.training_fields(config, planned)
     found = checkpoints.find(config.run.resume)
     if found is None:
+        network.fill()
         state = TrainState(run_id=uuid.uuid4().hex, world_size=planned.world.world_size)
         continuity.begin(state, data, training)
         return state, False
@@ -279,11 +309,11 @@ def _upload_metrics(run: Store, path: Path) -> None:
 
 
 def _observer(
-    config: Config, planned: Plan, run: Store, staging: Path, cadence: Cadence
+    config: Config, planned: Plan, run: Store, staging: Path, cadence: Cadence, fabric: Fabric
 ) -> Observer:
     meter = Meter(
         flops_per_token=planned.model.flops_per_token,
-        peak_flops=_peak_flops(config, planned.world),
+        peak_flops=_peak_flops(config, fabric),
     )
     if not planned.world.is_leader:
         return Observer(meter=meter, log_due=cadence.read_due)
@@ -296,9 +326,11 @@ def _observer(
     )
 
 
-def _peak_flops(config: Config, world: World) -> float | None:
-    peak = config.compute.peak_flops
-    return None if peak is None else peak * world.world_size
+def _peak_flops(config: Config, fabric: Fabric) -> float | None:
+    """Of all devices of the run together, where one device's is given or known."""
+    compute = config.compute
+    one = compute.peak_flops or peak_flops(device_name(fabric.device), compute.precision)
+    return None if one is None else one * fabric.world_size
 
 
 def _stream(
@@ -342,7 +374,6 @@ def _updater(
         fabric=fabric,
         model=network.model,
         optimizer=network.optimizer,
-        stepper=network.stepper,
         control=control,
         tokens_per_step=planned.tokens_per_step,
         clip_norm=config.optimizer.clip_norm,

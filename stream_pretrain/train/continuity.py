@@ -38,7 +38,7 @@ def training_fields(config: Config, planned: Plan) -> dict[str, Any]:
         "model": config.model.model_dump(mode="json", exclude={"init_from"}),
         "optimizer_name": optimizer.pop("name"),
         "optimizer": optimizer,
-        "loss": config.loss.model_dump(mode="json"),
+        "loss": config.loss.model_dump(mode="json", exclude={"chunk"}),
         "schedule": schedule,
         "seed": config.run.seed,
     }

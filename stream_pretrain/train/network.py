@@ -7,16 +7,17 @@ Weights are a function of the seed alone, on every strategy. Does not load check
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import torch
 from torch import nn
 from torch.optim import Optimizer
 
 from stream_pretrain.config.sections import Config
 from stream_pretrain.model.build import (
     ForwardSettings,
+    PretrainGPT,
     build_model,
+    fill_first,
     materialise,
     model_config_yaml,
 )
@@ -26,46 +27,54 @@ if TYPE_CHECKING:
     from lightning.fabric import Fabric
 
 
+SHARDED = ("fsdp2", "hsdp")
+"""Strategies under which a rank holds a part of each weight."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Network:
-    """`model` is set up by Fabric, `optimizer` is torch's own, `stepper` the same wrapped by Fabric
-    for its precision.
+    """`model` is set up by Fabric, `optimizer` is torch's own, `bare` what Fabric wraps.
 
-    `model_config` is the text of LitGPT's `model_config.yaml`.
+    Its weights are storage without values until `fill` or a checkpoint gives them. `model_config`
+    is the text of LitGPT's `model_config.yaml`.
     """
 
     model: nn.Module
+    bare: PretrainGPT
     optimizer: Optimizer
-    stepper: Any
     model_config: str
+    seed: int
+
+    def fill(self) -> None:
+        """First weights, the same on every rank: from the seed or `model.init_from`."""
+        fill_first(self.bare, seed=self.seed)
 
 
 def make_network(config: Config, fabric: Fabric, *, seq_len: int, eos_id: int | None) -> Network:
-    """Build, shard, fill, and give it its optimizer."""
+    """Build, shard, compile, and give it its optimizer. Values come later: see `Network`."""
     settings = ForwardSettings.of(
         model=config.model, loss=config.loss, compute=config.compute, eos_id=eos_id
     )
-    sharded = config.compute.strategy in ("fsdp2", "hsdp")
+    sharded = config.compute.strategy in SHARDED
     network = build_model(
         config.model,
         seed=config.run.seed,
         seq_len=seq_len,
         settings=settings,
         device="meta" if sharded else "cpu",
+        fill=False,
     )
     text = model_config_yaml(network)
     model = fabric.setup_module(network)
     if sharded:
-        materialise(network, seed=config.run.seed)
-    optimizer = build_optimizer(network, config.optimizer)
+        materialise(network, seed=config.run.seed, fill=False)
     if config.compute.compile:
         for block in network.transformer.h:
             block.compile()
-    if config.compute.deterministic:
-        torch.use_deterministic_algorithms(True)
     return Network(
         model=model,
-        optimizer=optimizer,
-        stepper=fabric.setup_optimizers(optimizer),
+        bare=network,
+        optimizer=build_optimizer(network, config.optimizer),
         model_config=text,
+        seed=config.run.seed,
     )

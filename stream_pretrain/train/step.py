@@ -20,6 +20,7 @@ from stream_pretrain.data.digest import as_signed, step_sum
 from stream_pretrain.model.loss import loss_by_stream, token_loss
 from stream_pretrain.optim.build import decides_on_device
 from stream_pretrain.runtime.control import Control, Heard
+from stream_pretrain.runtime.loss_scale import LossScale
 
 if TYPE_CHECKING:
     from lightning.fabric import Fabric
@@ -52,7 +53,6 @@ class Updater:
         fabric: Fabric,
         model: nn.Module,
         optimizer: torch.optim.Optimizer,
-        stepper: Any,
         control: Control,
         tokens_per_step: int,
         clip_norm: float | None,
@@ -61,8 +61,8 @@ class Updater:
         self._fabric = fabric
         self._model: Any = model
         self._optimizer = optimizer
-        self._stepper = stepper
         self._control = control
+        self.loss_scale = LossScale(fabric)
         self._tokens = tokens_per_step
         self._clip_norm = clip_norm
         self._stream_starts = torch.tensor(stream_starts, dtype=torch.int64)
@@ -123,7 +123,7 @@ class Updater:
 
     def _clip(self) -> Tensor:
         """Norm of all gradients over all ranks; scaled down where it is above the limit."""
-        self._fabric.strategy.precision.unscale_gradients(self._optimizer)
+        self.loss_scale.unscale(self._optimizer)
         limit = float("inf") if self._clip_norm is None else self._clip_norm
         norm = torch.nn.utils.clip_grad_norm_(
             self._model.parameters(), limit, error_if_nonfinite=False
@@ -137,9 +137,10 @@ class Updater:
             group["lr"] = lr
         if decides_on_device(self._optimizer):
             self._optimizer.found_inf = (~applied).float().reshape(())  # type: ignore[attr-defined]
-            self._stepper.step()
+            self._optimizer.step()
         elif bool(applied):
-            self._stepper.step()
+            self._optimizer.step()
+        self.loss_scale.update()
         self._optimizer.zero_grad(set_to_none=True)
 
     def _reduce(self, sums: Tensor) -> Tensor:
