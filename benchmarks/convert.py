@@ -1,0 +1,378 @@
+"""How fast and in how much memory a corpus is converted, beside its floor and other tools.
+
+In: the installed packages, whose Python files and documents become the corpus (100 MB of JSON
+lines). Out: a table: seconds of wall clock and of all processors, peak memory of all processes
+together (PSS), tokens. Each contender is a process of its own; rounds are interleaved, so that a
+busy machine is busy for all. Does not check the output beyond its token count.
+
+    python benchmarks/convert.py --rounds 3
+    python benchmarks/convert.py --contenders ours,floor --megabytes 400
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+ENDINGS = (".py", ".md", ".rst", ".txt", ".pyi")
+SEQ_LEN = 2048
+WORKERS = 2
+POLL_SECONDS = 0.02
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """One run of one contender."""
+
+    name: str
+    wall_seconds: float
+    cpu_seconds: float
+    peak_megabytes: float
+    tokens: int
+
+
+def main() -> int:
+    """Build what is missing, run the rounds, print the table."""
+    here = Path(__file__).resolve().parent
+    sys.path[:] = [
+        entry for entry in sys.path if Path(entry).resolve() != here
+    ]  # named as a package
+    arguments = parse_arguments()
+    if arguments.contender:
+        CONTENDERS[arguments.contender](arguments.work)
+        return 0
+    arguments.work.mkdir(parents=True, exist_ok=True)
+    make_corpus(arguments.work / "corpus.jsonl", arguments.megabytes * 10**6)
+    make_tokenizer(arguments.work)
+    names = arguments.contenders.split(",")
+    runs = [
+        measure(name, arguments.work, arguments.python.get(name, sys.executable))
+        for _ in range(arguments.rounds)
+        for name in names
+    ]
+    print(table(runs, names))
+    if arguments.json:
+        arguments.json.write_text(json.dumps([asdict(run) for run in runs], indent=1))
+    return 0
+
+
+def parse_arguments() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--work", type=Path, default=Path(tempfile.gettempdir()) / "convert-bench")
+    parser.add_argument("--megabytes", type=int, default=100)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--contenders", default="ours,floor,ours-tokenizers,litdata,foundry")
+    parser.add_argument(
+        "--python",
+        action="append",
+        default=[],
+        help="NAME=PYTHON: another environment for a contender",
+    )
+    parser.add_argument("--json", type=Path, help="write every run here")
+    parser.add_argument("--contender", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    arguments.python = dict(item.split("=", 1) for item in arguments.python)
+    return arguments
+
+
+def make_corpus(path: Path, size: int) -> None:
+    """JSON lines of the files of the installed packages, in a fixed order, repeated as needed."""
+    if path.exists() and abs(path.stat().st_size - size) < 0.2 * size:
+        return
+    roots = [Path(sysconfig.get_path(name)) for name in ("purelib", "stdlib")]
+    files = [file for root in roots for file in sorted(root.rglob("*")) if file.suffix in ENDINGS]
+    written = 0
+    with path.open("w", encoding="utf-8") as out:
+        while written < size:
+            for file in files:
+                try:
+                    text = file.read_text(encoding="utf-8")
+                except (OSError, UnicodeDecodeError):
+                    continue
+                if text:
+                    written += out.write(json.dumps({"text": text, "id": str(file)}) + "\n")
+                if written >= size:
+                    break
+
+
+def make_tokenizer(work: Path) -> None:
+    """A byte-level BPE of 32,000 tokens."""
+    if (work / "tokenizer/tokenizer.json").exists():
+        return
+    words = ["tokenizer", "--input", work / "corpus.jsonl", "--out", work / "tokenizer"]
+    words += ["--vocab_size", 32_000, "--max_bytes", "40MB", "--quiet"]
+    subprocess.run([sys.executable, "-m", "convert.cli", *map(str, words)], check=True)
+
+
+def measure(name: str, work: Path, python: str) -> Measured:
+    """Run one contender; its last line of output is its number of tokens."""
+    command = [python, __file__, "--contender", name, "--work", str(work)]
+    before = os.times()
+    began = time.perf_counter()
+    child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    peak = PeakMemory(child.pid)
+    output, errors = child.communicate()
+    wall = time.perf_counter() - began
+    after = os.times()
+    if child.returncode:
+        raise SystemExit(f"{name} failed:\n{errors[-3000:]}")
+    cpu = after.children_user + after.children_system
+    cpu -= before.children_user + before.children_system
+    return Measured(
+        name=name,
+        wall_seconds=wall,
+        cpu_seconds=cpu,
+        peak_megabytes=peak.stop() / 1e6,
+        tokens=int(output.strip().splitlines()[-1]),
+    )
+
+
+class PeakMemory:
+    """Watches a process and all its descendants."""
+
+    def __init__(self, pid: int) -> None:
+        self._pid, self._peak, self._done = pid, 0, threading.Event()
+        self._thread = threading.Thread(target=self._watch)
+        self._thread.start()
+
+    def stop(self) -> int:
+        """The largest sum seen, in bytes."""
+        self._done.set()
+        self._thread.join()
+        return self._peak
+
+    def _watch(self) -> None:
+        while not self._done.wait(POLL_SECONDS):
+            self._peak = max(self._peak, sum(map(proportional_bytes, descendants(self._pid))))
+
+
+def descendants(pid: int) -> Iterator[int]:
+    """A process and everything below it."""
+    yield pid
+    for children in Path(f"/proc/{pid}/task").glob("*/children"):
+        try:
+            below = children.read_text().split()
+        except OSError:
+            continue
+        for child in below:
+            yield from descendants(int(child))
+
+
+def proportional_bytes(pid: int) -> int:
+    """PSS: shared pages counted once among those that share them."""
+    try:
+        for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+            if line.startswith("Pss:"):
+                return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    return 0
+
+
+def table(runs: list[Measured], names: list[str]) -> str:
+    """Medians with ranges, as Markdown."""
+    lines = ["| contender | wall s | CPU s | peak MB | tokens |", "|---|---|---|---|---|"]
+    for name in names:
+        own = [run for run in runs if run.name == name]
+        cells = [
+            spread([run.wall_seconds for run in own], 2),
+            spread([run.cpu_seconds for run in own], 2),
+            spread([run.peak_megabytes for run in own], 0),
+            f"{own[0].tokens:,}",
+        ]
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def spread(values: list[float], digits: int) -> str:
+    """`median (least to most)`."""
+    least, most = min(values), max(values)
+    return f"{statistics.median(values):.{digits}f} ({least:.{digits}f} to {most:.{digits}f})"
+
+
+def ours(work: Path, *more: str) -> None:
+    """`convert-mds build` as a person runs it."""
+    from convert.cli import main as convert_mds
+
+    words = ["build", "--input", str(work / "corpus.jsonl"), "--out", str(work / "out-ours")]
+    words += ["--tokenizer", str(work / "tokenizer"), "--seq_len", str(SEQ_LEN), "--quiet"]
+    words += ["--workers", str(WORKERS), "--overwrite", "--id_key", "id", *more]
+    code = convert_mds(words)
+    if code:
+        raise SystemExit(code)
+    card = json.loads((work / "out-ours/dataset.json").read_text())
+    print(card["splits"]["train"]["tokens"])
+
+
+def ours_tokenizers(work: Path) -> None:
+    """The same without the fast encoder."""
+    ours(work, "--encoder", "tokenizers")
+
+
+def floor(work: Path) -> None:
+    """JSON parsing and the fast encoder on two processes, with no output at all."""
+    import multiprocessing
+
+    size = (work / "corpus.jsonl").stat().st_size
+    ranges = [(work, size * i // WORKERS, size * (i + 1) // WORKERS) for i in range(WORKERS)]
+    with multiprocessing.get_context("fork").Pool(WORKERS) as pool:
+        print(sum(pool.starmap(encode_range, ranges)))
+
+
+def encode_range(work: Path, start: int, end: int) -> int:
+    """Tokens, end-of-text included, of the lines that start in a range."""
+    from gigatoken.gigatoken_rs import load_hf_json
+
+    tokenizer = load_hf_json((work / "tokenizer/tokenizer.json").read_bytes())
+    tokens = 0
+    with (work / "corpus.jsonl").open("rb") as file:
+        if start:
+            file.seek(start - 1)
+            file.readline()
+        while file.tell() < end:
+            lines = file.readlines(min(4 << 20, max(1, end - file.tell() - 1)))
+            texts = [json.loads(line)["text"] for line in lines]
+            tokens += len(tokenizer.encode_batch(texts, parallel=False).layout.content.data)
+            tokens += len(texts)
+    return tokens
+
+
+def texts_of(work: Path) -> Iterator[str]:
+    """The corpus's texts."""
+    with (work / "corpus.jsonl").open(encoding="utf-8") as file:
+        for line in file:
+            yield json.loads(line)["text"]
+
+
+def foundry(work: Path) -> None:
+    """LLM Foundry's concatenation, from its description: encode each document, join the ids with
+    end-of-text, cut them into samples, write each with `MDSWriter`. One process.
+    """
+    import shutil
+
+    import numpy as np
+    from streaming import MDSWriter
+    from tokenizers import Tokenizer
+
+    shutil.rmtree(work / "out-foundry", ignore_errors=True)
+    tokenizer = Tokenizer.from_file(str(work / "tokenizer/tokenizer.json"))
+    columns = {"tokens": f"ndarray:uint16:{SEQ_LEN + 1}"}
+    buffer: list[int] = []
+    tokens = 0
+    with MDSWriter(
+        out=str(work / "out-foundry"), columns=columns, compression="zstd", hashes=["xxh64"]
+    ) as writer:
+        for text in texts_of(work):
+            ids = [*tokenizer.encode(text, add_special_tokens=False).ids, 0]
+            buffer += ids
+            tokens += len(ids)
+            while len(buffer) > SEQ_LEN:
+                writer.write({"tokens": np.array(buffer[: SEQ_LEN + 1], dtype=np.uint16)})
+                buffer = buffer[SEQ_LEN + 1 :]
+    print(tokens)
+
+
+def litdata(work: Path) -> None:
+    """`litdata.optimize` with its loader for tokens, on two workers, one range of lines each."""
+    import shutil
+
+    from litdata import TokensLoader, optimize
+
+    shutil.rmtree(work / "out-litdata", ignore_errors=True)
+    size = (work / "corpus.jsonl").stat().st_size
+    cuts = [size * i // 16 for i in range(17)]
+    optimize(
+        fn=LitdataEncoder(work),
+        inputs=list(pairwise(cuts)),
+        output_dir=str(work / "out-litdata"),
+        num_workers=WORKERS,
+        chunk_size=SEQ_LEN * 8192 + 8192,
+        item_loader=TokensLoader(block_size=SEQ_LEN + 1),
+    )
+    index = json.loads((work / "out-litdata/index.json").read_text())
+    print(sum(chunk["dim"] for chunk in index["chunks"]))
+
+
+class LitdataEncoder:
+    """Encodes the lines that start in a byte range; loads its tokenizer in the worker."""
+
+    def __init__(self, work: Path) -> None:
+        self._work = work
+        self._tokenizer: Any = None
+
+    def __call__(self, span: tuple[int, int]) -> Iterator[Any]:
+        """Ids of each document."""
+        import torch
+        from tokenizers import Tokenizer
+
+        if self._tokenizer is None:
+            self._tokenizer = Tokenizer.from_file(str(self._work / "tokenizer/tokenizer.json"))
+        with (self._work / "corpus.jsonl").open("rb") as file:
+            if span[0]:
+                file.seek(span[0] - 1)
+                file.readline()
+            while file.tell() < span[1]:
+                text = json.loads(file.readline())["text"]
+                ids = self._tokenizer.encode(text, add_special_tokens=False).ids
+                yield torch.tensor([*ids, 0], dtype=torch.uint16)
+
+
+def datatrove(work: Path) -> None:
+    """datatrove's reader and `DocumentTokenizer` on two tasks."""
+    import shutil
+
+    from datatrove.executor import LocalPipelineExecutor
+    from datatrove.pipeline.readers import JsonlReader
+    from datatrove.pipeline.tokens import DocumentTokenizer
+
+    for name in ("out-datatrove", "datatrove-input", "datatrove-logs"):
+        shutil.rmtree(work / name, ignore_errors=True)
+    (work / "datatrove-input").mkdir()
+    lines = (work / "corpus.jsonl").read_bytes().splitlines(keepends=True)
+    for number in range(WORKERS):
+        half = lines[len(lines) * number // WORKERS : len(lines) * (number + 1) // WORKERS]
+        (work / "datatrove-input" / f"{number}.jsonl").write_bytes(b"".join(half))
+    del lines
+    LocalPipelineExecutor(
+        pipeline=[
+            JsonlReader(str(work / "datatrove-input")),
+            DocumentTokenizer(
+                output_folder=str(work / "out-datatrove"),
+                tokenizer_name_or_path=str(work / "tokenizer/tokenizer.json"),
+                eos_token="<|endoftext|>",
+                shuffle_documents=False,
+            ),
+        ],
+        tasks=WORKERS,
+        workers=WORKERS,
+        logging_dir=str(work / "datatrove-logs"),
+    ).run()
+    sizes = [file.stat().st_size for file in (work / "out-datatrove").glob("*.ds")]
+    print(sum(sizes) // 2)
+
+
+CONTENDERS: dict[str, Callable[[Path], None]] = {
+    "ours": ours,
+    "ours-tokenizers": ours_tokenizers,
+    "floor": floor,
+    "litdata": litdata,
+    "foundry": foundry,
+    "datatrove": datatrove,
+}
+
+if __name__ == "__main__":
+    raise SystemExit(main())
