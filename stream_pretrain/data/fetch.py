@@ -74,7 +74,7 @@ def shard_error(error: Exception, place: str, store: Store, directory: Path) -> 
     if reason == "damaged":
         text += f" Upload the shard again, or run: convert-mds verify {store.location}"
     if reason == "full":
-        text = f"No space left on device at {directory}. Free some, or set data.cache.limit or data.cache.dir."
+        text = f"No space left on device at {directory}. Free some, or set data.cache.limit."
     return ShardError(text if text.startswith(place) else f"{place}: {text}")
 
 

@@ -82,7 +82,9 @@ def _own(
         refuse_foreign(directory, index)
         return own_directory(directory, run=run)
     root = node_root(Path(cache.dir) if cache.dir is not None else default_root())
-    return own_any_directory(root / cache_name(stream.label, store.location), run=run)
+    last = store.location.rpartition("/")[2]
+    label = stream.label if last == stream.label else f"{stream.label}-{last}"
+    return own_any_directory(root / cache_name(label, store.location), run=run)
 
 
 def _need(name: str, directory: Path, index: StreamIndex, present: int) -> Need:

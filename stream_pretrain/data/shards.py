@@ -34,7 +34,7 @@ from stream_pretrain.data.index import Shard, ShardFile, StreamIndex
 from stream_pretrain.data.prefetch import Prefetch
 from stream_pretrain.data.segments import JobNames, SharedNames
 from stream_pretrain.data.shard_files import ShardFiles
-from stream_pretrain.data.shared_memory import Job, file_lock, open_job
+from stream_pretrain.data.shared_memory import Job, file_lock, open_job, try_lock
 from stream_pretrain.data.together import TICK_S, Failures, FileBarrier
 from stream_pretrain.data.watch import Watch
 from stream_pretrain.errors import ConfigError, ShardError
@@ -44,6 +44,7 @@ from stream_pretrain.storage.store import Store
 
 EVICTION_TRIES = 8
 LOOK_EVERY_SAMPLES = 16
+CLAIM_CHECK_S = 1.0
 OPEN_SHARDS = 64
 OPEN_SHARDS_WITH_LIMIT = 4
 Row = tuple[int, NDArray[Any]]
@@ -254,12 +255,12 @@ class LoudDataset(StreamingDataset):
                 state = self._shard_states[shard_id]
                 if state == _ShardState.LOCAL and self._raw_path(shard_id).exists():
                     return None
-                mine = state != _ShardState.PREPARING
-                if mine:
+                claim = try_lock(self._claim_file(shard_id))
+                if claim is not None:
                     self._make_room(shard_id)
                     self._shard_states[shard_id] = _ShardState.PREPARING
-            if mine:
-                return self._bring(shard_id)
+            if claim is not None:
+                return self._bring(shard_id, claim)
             if not blocking:
                 return None
             self._wait_for_another(shard_id, watch)
@@ -319,8 +320,8 @@ class LoudDataset(StreamingDataset):
         if self._shard_states[shard_id] != _ShardState.LOCAL:
             self.prepare_shard(shard_id, blocking=False)
 
-    def _bring(self, shard_id: int) -> None:
-        """Fetch a shard that this process has marked as being prepared."""
+    def _bring(self, shard_id: int, claim: int) -> None:
+        """Fetch a shard that this process has claimed, and give the claim back."""
         state, grown = _ShardState.REMOTE, 0
         try:
             grown = self._stream(shard_id).bring(self._shard(shard_id))
@@ -334,10 +335,16 @@ class LoudDataset(StreamingDataset):
                 self._shard_states[shard_id] = state
                 self._shard_access_times[shard_id] = time.time_ns()
                 self.cache_usage += grown
+                self._claim_file(shard_id).unlink(missing_ok=True)
+                os.close(claim)
 
     def _wait_for_another(self, shard_id: int, watch: Watch) -> None:
-        """Until another process has brought a shard; not longer than it may take."""
+        """Until another process has brought a shard, or for a second:
+
+        then see whether it still lives.
+        """
         longest = 1.5 * self.settings.fetch.deadline_s + 60
+        look_again_s = watch.waited_s + CLAIM_CHECK_S
         while self._shard_states[shard_id] == _ShardState.PREPARING:
             self._failures.check()
             watch.look(lambda: f"shard {self._place(shard_id)}, which another worker fetches")
@@ -345,8 +352,10 @@ class LoudDataset(StreamingDataset):
                 raise self._fail(
                     f"{self._place(shard_id)}: another worker has been fetching it for "
                     f"{watch.waited_s:.0f} s. "
-                    "It may have been killed; start the run again."
+                    "Start the run again."
                 )
+            if watch.waited_s > look_again_s:
+                return
             time.sleep(TICK_S)
 
     def _make_room(self, shard_id: int) -> None:
@@ -409,6 +418,10 @@ class LoudDataset(StreamingDataset):
 
     def _raw_path(self, shard_id: int) -> Path:
         return self._stream(shard_id).directory / self._shard(shard_id).raw.name
+
+    def _claim_file(self, shard_id: int) -> Path:
+        """Locked by whoever fetches the shard, so that a killed fetcher leaves no claim behind."""
+        return self._directory / f"{self._name}-fetch-{shard_id}"
 
     @property
     def _lock_file(self) -> Path:

@@ -124,17 +124,24 @@ def remove_traces(directory: Path) -> None:
 
 def is_held(lock_file: Path) -> bool:
     """True while some process holds the lock of this file."""
-    try:
-        descriptor = os.open(lock_file, os.O_RDWR | os.O_CLOEXEC)
-    except FileNotFoundError:
+    if not lock_file.exists():
         return False
+    descriptor = try_lock(lock_file)
+    if descriptor is None:
+        return True
+    os.close(descriptor)
+    return False
+
+
+def try_lock(path: Path) -> int | None:
+    """The descriptor that holds the lock of a file, made if absent; None while another holds it."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        return True
-    finally:
         os.close(descriptor)
-    return False
+        return None
+    return descriptor
 
 
 @contextmanager

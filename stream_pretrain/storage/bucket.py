@@ -221,25 +221,31 @@ class BucketStore(Store):
         self._try(remove, key, "delete")
 
     def _chunks(
-        self, full_key: str, *, start: int = 0, until: float | None = None
+        self,
+        full_key: str,
+        *,
+        start: int = 0,
+        until: float | None = None,
+        if_match: str | None = None,
     ) -> Iterator[bytes]:
-        """The object's bytes from `start` on, as they arrive;
+        """The object's bytes from `start` on, as they arrive.
 
-        a timeout when `until` (monotonic) has passed.
+        A timeout when `until` (monotonic) has passed; a conflict when the etag is not `if_match`.
         """
         import obstore
 
         left = self.config.timeout if until is None else max(0.05, until - time.monotonic())
         client = self._client(read_timeout_s=min(self.config.timeout, left))
-        options: Any = {"range": {"offset": start}} if start else None
+        options: Any = {"range": {"offset": start}} if start else {}
+        if if_match:
+            options["if_match"] = if_match
         for chunk in obstore.get(client, full_key, options=options).stream(
             min_chunk_size=CHUNK_BYTES
         ):
             if until is not None and time.monotonic() > until:
                 raise StorageError(
-                    f"{self.place.scheme}://{self.place.bucket}/{full_key}: the deadline has "
-                    f"passed "
-                    "while data still arrived.",
+                    f"{self.place.scheme}://{self.place.bucket}/{full_key}: "
+                    "the deadline has passed while data still arrived.",
                     "timeout",
                 )
             yield bytes(chunk)

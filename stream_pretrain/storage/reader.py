@@ -2,7 +2,7 @@
 
 a function that gives chunks from an offset. Out: bytes.
 
-The object must not change meanwhile: its size is fixed at the opening. Does not seek.
+An object that is replaced meanwhile is an error: its etag is fixed at the opening. Does not seek.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ class ResumingReader(io.RawIOBase):
         self._chunks = chunks
         self._key = key
         self._size = info.size
+        self._etag = info.etag
         self._place = place
         self._policy = policy
         self._position = 0
@@ -64,7 +65,7 @@ class ResumingReader(io.RawIOBase):
 
     def _next(self) -> bytes:
         if self._source is None:
-            self._source = self._chunks(self._key, start=self._position)
+            self._source = self._chunks(self._key, start=self._position, if_match=self._etag)
         try:
             chunk = next(self._source, None)
         except Exception:

@@ -17,7 +17,9 @@ from stream_pretrain.data.fetch import FetchSettings, fetch_shard
 from stream_pretrain.data.index import read_index
 from stream_pretrain.data.shard_files import ShardFiles
 from stream_pretrain.data.shards import LoudDataset, ReadSettings, ShardSource, open_dataset
+from stream_pretrain.data.shared_memory import try_lock
 from stream_pretrain.data.unpack import unpacked
+from stream_pretrain.data.watch import Watch
 from stream_pretrain.errors import ConfigError, ShardError, StorageError
 from stream_pretrain.order import Order
 from stream_pretrain.storage.store import open_store
@@ -201,8 +203,8 @@ def test_a_cache_that_thrashes_is_an_error_and_not_a_loop(
     dataset = opened(stream, tmp_path / "cache", cache_limit=10**6)
     bring = LoudDataset._bring
 
-    def bring_and_lose(self: LoudDataset, shard_id: int) -> None:
-        bring(self, shard_id)
+    def bring_and_lose(self: LoudDataset, shard_id: int, claim: int) -> None:
+        bring(self, shard_id, claim)
         self._evict_shard(shard_id)
 
     monkeypatch.setattr(LoudDataset, "_bring", bring_and_lose)
@@ -224,32 +226,42 @@ def test_one_stream_listed_twice_is_refused(tmp_path: Path) -> None:
         )
 
 
+def claimed(dataset: LoudDataset) -> int:
+    """The first shard, as if another worker were fetching it."""
+    claim = try_lock(dataset._claim_file(0))
+    assert claim is not None
+    dataset._shard_states[0] = 2
+    return claim
+
+
 def test_a_shard_that_another_worker_fetches_is_waited_for(tmp_path: Path) -> None:
     stream = small_stream(tmp_path / "web", shards=1)
     dataset = opened(stream, tmp_path / "cache")
-    dataset._shard_states[0] = 2  # being prepared
-
-    def finish() -> None:
-        dataset._bring(0)
-
-    timer = threading.Timer(0.3, finish)
+    timer = threading.Timer(0.3, dataset._bring, args=[0, claimed(dataset)])
     timer.start()
     assert dataset[4][0] == 4
     timer.join()
     dataset.close()
 
 
-def test_a_shard_whose_fetcher_died_is_an_error_in_the_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from stream_pretrain.data.watch import Watch
-
+def test_a_shard_whose_fetcher_was_killed_is_taken_over(tmp_path: Path) -> None:
     stream = small_stream(tmp_path / "web", shards=1)
     dataset = opened(stream, tmp_path / "cache")
-    dataset._shard_states[0] = 2
+    threading.Timer(0.3, os.close, args=[claimed(dataset)]).start()
+    assert dataset[4][0] == 4
+    dataset.close()
+
+
+def test_a_shard_that_another_worker_never_brings_is_an_error_in_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream = small_stream(tmp_path / "web", shards=1)
+    dataset = opened(stream, tmp_path / "cache")
+    claim = claimed(dataset)
     monkeypatch.setattr(Watch, "waited_s", property(lambda _self: 10_000.0))
     with pytest.raises(ShardError, match="another worker has been fetching it for 10000 s"):
         dataset[4]
+    os.close(claim)
     dataset.close()
 
 

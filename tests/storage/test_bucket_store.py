@@ -121,10 +121,34 @@ def test_a_stream_reads_on_where_a_broken_connection_left_off(
     store.write("big", data)
     fault_proxy.fail("reset", "big", methods=("GET",), times=1)
     fault_proxy.fail("truncate", "big", methods=("GET",), times=1)
+    fault_proxy.fail("short", "big", methods=("GET",), times=1)
     with store.open_stream("big") as stream:
         assert stream.read(10) == data[:10]
         assert stream.read() == data[10:]
-    assert fault_proxy.count("/big") == 3
+    assert fault_proxy.count("/big") == 4
+
+
+def test_a_stream_of_an_object_that_is_replaced_is_an_error_and_no_mixture(
+    bucket: str, fault_proxy: FaultProxy
+) -> None:
+    store = open_store(bucket, fast())
+    store.write("big", bytes(3_000_000))
+    fault_proxy.fail("reset", "big", methods=("GET",), times=1)
+    with store.open_stream("big") as stream:
+        assert stream.read(10) == bytes(10)
+        store.write("big", b"1" * 3_000_000)
+        with pytest.raises(StorageError, match="HTTP 412") as failure:
+            stream.read()
+    assert failure.value.reason == "conflict"
+
+
+def test_a_stream_that_stays_too_short_is_an_error(bucket: str, fault_proxy: FaultProxy) -> None:
+    store = open_store(bucket, fast())
+    store.write("big", b"1")
+    with store.open_stream("big") as stream:
+        fault_proxy.fail("short", "big", methods=("GET",))
+        with pytest.raises(StorageError, match="ended after 0 of 1 bytes"):
+            stream.read()
 
 
 def test_a_stream_of_nothing_is_an_error(store: Store) -> None:
