@@ -133,7 +133,10 @@ class Publisher:
             self._give_up_future(self.staging, receipt.step)
             disk.write_file(place / RECEIPT_NAME, receipt.to_json().encode())
         disk.commit(place, receipt.step)
-        self._retain(self.staging, receipt.step, None)  # a bucket that is down fills no disk
+        try:
+            self._retain(self.staging, receipt.step, None)  # a bucket that is down fills no disk
+        except StorageError as error:
+            self.notices.append(f"old staged checkpoints could not be removed: {error}")
 
     def _commit_bucket(self, receipt: Receipt) -> None:
         self.before_receipt()
@@ -143,6 +146,7 @@ class Publisher:
 
     def _give_up_future(self, shelf: Shelf, step: int) -> None:
         """Newest first: what a kill leaves is then still one line."""
+        self._given_up.discard(step)
         if shelf not in self._futures:
             return
         for later in reversed(shelf.steps()):

@@ -77,8 +77,8 @@ class Checkpoints:
     _buffers: HostBuffers = field(default_factory=HostBuffers)
 
     def __post_init__(self) -> None:
-        one = isinstance(self.optimizer, Optimizer)
-        self._optimizers = [self.optimizer] if one else list(self.optimizer)  # type: ignore
+        given = self.optimizer
+        self._optimizers = [given] if isinstance(given, Optimizer) else list(given)
         peers = Peers(self.world, self.group)
         run = Shelf(self.run)
         staging = None if self.run.is_local else Shelf(open_store(self._staging_of_run()))

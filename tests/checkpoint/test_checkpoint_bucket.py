@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import tiny_run as tiny
@@ -129,18 +130,27 @@ def test_damage_in_the_bucket_is_never_loaded(bucket: str, tmp_path: Path, name:
     assert f"step-00000002/{name}" in warnings[0]
 
 
+@pytest.mark.parametrize(
+    ("fault", "reason"),
+    [
+        ({"kind": "status", "status": 503, "code": "SlowDown"}, "unreachable"),
+        ({"kind": "status", "status": 403, "code": "ExpiredToken"}, "denied"),
+        ({"kind": "drop"}, "unreachable"),
+    ],
+)
 def test_save_that_could_not_be_published_is_used_and_published_later(
-    bucket: str, tmp_path: Path, fault_proxy: FaultProxy
+    bucket: str, tmp_path: Path, fault_proxy: FaultProxy, fault: dict[str, Any], reason: str
 ) -> None:
     saver = opened(store(bucket, retries=1), tmp_path)
     saver.find("auto")
     state = TrainState()
     advance(saver, state)
     saver.wait()
-    fault_proxy.fail("status", "step-00000002", methods=("PUT", "POST"))
+    fault_proxy.fail(match="step-00000002", methods=("PUT", "POST"), **fault)
     advance(saver, state)
-    with pytest.raises(StorageError, match="step-00000002"):
+    with pytest.raises(StorageError, match="step-00000002") as caught:
         saver.close()
+    assert caught.value.reason == reason
     saved = tiny.fingerprint(saver.model, saver._optimizers[0])
     assert saver.saved_step == 1
     fault_proxy.heal()
