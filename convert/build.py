@@ -18,6 +18,7 @@ from convert.engines.calls import Call, Engine
 from convert.engines.local import InlineEngine, LocalEngine
 from convert.inputs import InputFile, find_inputs
 from convert.job import Job, TextRules, Validation, parse_validation
+from convert.memory import give_back
 from convert.parts import Task, automatic_part_size, plan_tasks
 from convert.publish import publish_splits
 from convert.readers import read_task
@@ -54,6 +55,7 @@ def build(config: BuildConfig, *, progress: Mode = "off") -> Built:
             if before.card is not None:
                 return Built(card=before.card, was_there=True)
             job, choice = choose(config, job, tasks, engine)
+            give_back()
             receipts, hashes = run(job, tasks, before, engine, progress)
             check_files(job.store, receipts)
             card = publish(

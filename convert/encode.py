@@ -16,6 +16,7 @@ from typing import Any, Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from convert.memory import give_back, resident_bytes
 from convert.tokenizer_files import TOKENIZER_FILE
 from convert.vocabulary import Vocabulary
 
@@ -24,7 +25,6 @@ EncoderName = Literal["bytes", "gigatoken", "tokenizers"]
 SpecialRule = Literal["plain", "act"]
 REBUILD_AFTER_BYTES = 64 << 20
 REBUILD_AT_GROWTH = 192 << 20
-PAGE_BYTES = 4096
 
 
 class Encoder(Protocol):
@@ -107,16 +107,11 @@ class GigatokenEncoder:
         from gigatoken.gigatoken_rs import load_hf_json
 
         self._tokenizer: Any = None
+        give_back()
         self._tokenizer = load_hf_json(self._json)
         self._encoded = 0
         self.rebuilds += 1
         self._resident = resident_bytes()
-
-
-def resident_bytes() -> int:
-    """Memory of this process that is in RAM."""
-    with open("/proc/self/statm", encoding="ascii") as file:  # noqa: PTH123 - a kernel file
-        return int(file.read().split()[1]) * PAGE_BYTES
 
 
 def special_pattern(vocabulary: Vocabulary) -> re.Pattern[str] | None:

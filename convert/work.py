@@ -14,12 +14,13 @@ from convert.document import BadRecords, Document
 from convert.encode import TokenizersEncoder, make_encoder, special_pattern
 from convert.encoder_check import guard_part
 from convert.job import Job, TextRules, id_hash
+from convert.memory import give_back
 from convert.part_result import PartResult, receipt_key
 from convert.parts import Task
 from convert.readers import read_task
 from convert.receipts import Receipt
 
-BATCH_CHARACTERS = 2 << 20
+BATCH_CHARACTERS = 1 << 20
 
 Report = Callable[[int, int, int], None]
 """Called with (input bytes, documents, tokens) that were just finished."""
@@ -56,6 +57,7 @@ class Worker:
             self._tell(task, receipt)
             receipts.append(receipt)
             part += 1
+            give_back()
         return receipts
 
     def smallest_hashes(self, task: Task, number: int) -> list[int]:

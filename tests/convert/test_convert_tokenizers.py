@@ -198,7 +198,7 @@ def test_a_growing_word_cache_is_thrown_away(
 @pytest.mark.slow
 def test_memory_stays_flat_over_words_that_never_repeat(vocabulary: Vocabulary) -> None:
     pytest.importorskip("gigatoken")
-    from convert.encode import resident_bytes
+    from convert.memory import resident_bytes
 
     fast = GigatokenEncoder(vocabulary, "plain")
     sizes = []
