@@ -20,6 +20,7 @@ from streaming import StreamingDataset
 from streaming.base.batching import generate_work
 from streaming.base.world import World as StreamingWorld
 
+from stream_pretrain.data.sampling import quick_sampling
 from stream_pretrain.order import Order
 
 
@@ -58,12 +59,10 @@ def partitioned_ids(
     nodes, ranks, workers, micro_batch = topology or (1, 1, 1, order.global_batch)
     world = StreamingWorld(nodes, ranks, workers, 0)
     stand_in: Any = _stand_in(order, shard_samples, micro_batch)
-    return np.asarray(
-        generate_work(
-            order.batching_method, stand_in, world, epoch, first_step * order.global_batch
-        ),
-        dtype=np.int64,
-    )
+    sample_in_epoch = first_step * order.global_batch
+    with quick_sampling():
+        ids = generate_work(order.batching_method, stand_in, world, epoch, sample_in_epoch)
+    return np.asarray(ids, dtype=np.int64)
 
 
 def steps_of(ids: NDArray[np.int64], global_batch: int) -> list[NDArray[np.int64]]:

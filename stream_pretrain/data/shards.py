@@ -32,6 +32,7 @@ from stream_pretrain.data.cache import CacheLock
 from stream_pretrain.data.fetch import FetchSettings, fetch_shard, verify_shard
 from stream_pretrain.data.index import Shard, ShardFile, StreamIndex
 from stream_pretrain.data.prefetch import Prefetch
+from stream_pretrain.data.sampling import quick_sampling
 from stream_pretrain.data.segments import JobNames, SharedNames
 from stream_pretrain.data.shard_files import ShardFiles
 from stream_pretrain.data.shared_memory import Job, file_lock, open_job, try_lock
@@ -303,7 +304,8 @@ class LoudDataset(StreamingDataset):
         self._shared_barrier.begin(f"{opening}.{self.next_epoch}", me)
         try:
             epoch, sample_in_epoch = self._resume_incr_epoch()
-            ids: NDArray[np.int64] = self._get_work(epoch, sample_in_epoch)
+            with quick_sampling():
+                ids: NDArray[np.int64] = self._get_work(epoch, sample_in_epoch)
         except Exception as error:
             self._failures.record(f"worker {me} could not open the epoch: {error}")
             raise
