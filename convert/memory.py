@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import gc
 import os
 from pathlib import Path
 
@@ -20,10 +19,7 @@ def resident_bytes() -> int:
 
 
 def give_back() -> None:
-    """Free what is unreachable and return it: the C library keeps freed memory (60 MB after the
-    encoder's check) for a process that only waits.
-    """
-    gc.collect()
+    """Return freed memory, which the C library keeps (60 MB after the encoder's check)."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # absent in musl
     if trim is not None:
         trim(0)
