@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar, cast
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal, TypeVar, cast
 
 from stream_pretrain.errors import StorageError
 from stream_pretrain.storage.clients import make_client
@@ -56,6 +56,13 @@ class BucketStore(Store):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(state["place"], state["config"])  # type: ignore[misc]
+
+    @property
+    def _tag(self) -> Literal["e_tag", "version"]:
+        """What conditions compare: etags, but generations in GCS, which the client asks
+        for there.
+        """
+        return "version" if self.place.scheme == "gs" else "e_tag"
 
     def head(self, key: str) -> ObjectInfo | None:
         """See `Store.head`."""
@@ -106,13 +113,11 @@ class BucketStore(Store):
         """
         import obstore
 
-        mode: Any = (
-            "create"
-            if create_only
-            else {"e_tag": if_match}
-            if if_match is not None
-            else "overwrite"
-        )
+        mode: Any = "overwrite"
+        if create_only:
+            mode = "create"
+        elif if_match is not None:
+            mode = {self._tag: if_match}
         attempts = 0
 
         def put() -> PutResult:
@@ -123,7 +128,7 @@ class BucketStore(Store):
             )
 
         try:
-            return str(self._try(put, key, "write")["e_tag"] or "")
+            return str(self._try(put, key, "write")[self._tag] or "")
         except StorageError as error:
             if error.reason == "conflict" and attempts > 1 and self.read(key) == data:
                 info = self.head(key)
@@ -185,11 +190,11 @@ class BucketStore(Store):
             client = self._client(retries=self.config.retries - 1)
             sent = obstore.put(client, full, path, chunk_size=part, use_multipart=size > part)
             held = self._info(cast("dict[str, Any]", obstore.head(self._client(), full)))
-            if held.size != size or (sent["e_tag"] and held.etag != sent["e_tag"]):
+            if held.size != size or (sent[self._tag] and held.etag != sent[self._tag]):
                 raise StorageError(
                     f"{self.url(key)}: holds {held.size:,} bytes (etag {held.etag}) after an "
                     f"upload of {size:,} "
-                    f"(etag {sent['e_tag']}). Another process may write the same object.",
+                    f"(etag {sent[self._tag]}). Another process may write the same object.",
                     "damaged",
                 )
             return held
@@ -238,7 +243,7 @@ class BucketStore(Store):
         client = self._client(read_timeout_s=min(self.config.timeout, left))
         options: Any = {"range": {"offset": start}} if start else {}
         if if_match:
-            options["if_match"] = if_match
+            options["version" if self._tag == "version" else "if_match"] = if_match
         for chunk in obstore.get(client, full_key, options=options).stream(
             min_chunk_size=CHUNK_BYTES
         ):
@@ -271,7 +276,7 @@ class BucketStore(Store):
         return ObjectInfo(
             key=key,
             size=meta["size"],
-            etag=meta["e_tag"] or "",
+            etag=meta[self._tag] or "",
             modified=meta["last_modified"].timestamp(),
         )
 

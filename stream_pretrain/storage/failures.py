@@ -91,6 +91,8 @@ def _client_failure(text: str, head: str) -> tuple[str, str]:
     """Failures for which the client has no class of its own: HTTP status, connection,
     credentials.
     """
+    if "token request" in head or "performing GET http://169.254" in head:
+        return "denied", "no credentials in the environment, and none from this machine"
     status = _STATUS.search(head)
     if status is not None:
         return _status_reason(int(status.group(1)), head), _cause(head, head)

@@ -161,6 +161,30 @@ def test_google_errors_are_told_like_the_others(s3: S3Server, fault_proxy: Fault
     assert all("/b/x" in line for line in fault_proxy.requests)
 
 
+def test_google_conditions_go_by_generation(
+    fault_proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GOOGLE_BEARER_TOKEN", "token-of-the-test")
+    store = open_store("gs://b/x", fast(endpoint_url=fault_proxy.endpoint))
+    fault_proxy.fail("status", "", status=412, code="PreconditionFailed")
+    for condition, sent in (({"if_match": "1234"}, "1234"), ({"create_only": True}, "0")):
+        fault_proxy.headers.clear()
+        with pytest.raises(StorageError) as failure:
+            store.write("lease", b"mine", **condition)  # type: ignore[arg-type]
+        assert failure.value.reason == "conflict"
+        assert fault_proxy.headers[0]["x-goog-if-generation-match"] == sent
+        assert "token-of-the-test" not in str(failure.value)
+
+
+def test_google_without_credentials_says_so(
+    fault_proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("GOOGLE_SERVICE_ACCOUNT", str(tmp_path / "none.json"))
+    with pytest.raises(StorageError, match="gs://b/x: cannot make a client"):
+        open_store("gs://b/x", fast(endpoint_url=fault_proxy.endpoint)).write("key", b"value")
+
+
 @pytest.fixture(scope="module")
 def azure() -> Iterator[AzureServer]:
     program = azurite_program()

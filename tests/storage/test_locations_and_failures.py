@@ -110,6 +110,11 @@ class UnauthenticatedError(Exception):
             "cannot connect",
         ),
         (GenericError("HTTP error: x"), "unreachable", "the connection broke"),
+        (
+            GenericError("Error performing token request: status code: 403"),
+            "denied",
+            "no credentials",
+        ),
         (GenericError("Missing credentials"), "denied", "no usable credentials"),
         (GenericError("Odd.\n\nDebug source: {secret}"), "other", "Odd"),
         (GenericError(""), "other", "gave no reason"),
