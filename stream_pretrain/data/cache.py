@@ -1,11 +1,9 @@
-"""Where a node keeps the shards of a stream. In: a stream's index, the `cache` section. Out:
-
-a directory that is ours.
+"""Where a node keeps the shards of a stream. In: a stream's index, the `cache` section. Out: a
+directory that is ours.
 
 A directory has one owner at a time, who holds a lock in it. Before it is used it is scanned: half-
-written files, wrong
-sizes and shards that the index no longer lists are removed, and nothing else ever is. Does not
-fetch.
+written files, wrong sizes and shards that the index no longer lists are removed, and nothing else
+ever is. Does not fetch.
 """
 
 from __future__ import annotations
@@ -84,9 +82,8 @@ class Scan:
 
 @dataclass(frozen=True, kw_only=True)
 class Need:
-    """Disk space that a stream's cache wants:
-
-    all raw shards, the largest with its packed form, what is here.
+    """Disk space that a stream's cache wants: all raw shards, the largest with its packed form,
+    what is here.
     """
 
     name: str
@@ -196,9 +193,8 @@ def refuse_foreign(directory: Path, index: StreamIndex) -> None:
 
 
 def shuffle_window_bytes(order: Order, indexes: Sequence[StreamIndex], nodes: int) -> int:
-    """Raw bytes that one node reads from at once:
-
-    the shards of one shuffle block per canonical node.
+    """Raw bytes that one node reads from at once: the shards of one shuffle block per canonical
+    node.
     """
     shards = [shard for index in indexes for shard in index.shards]
     raw_bytes = sum(shard.raw.size for shard in shards)

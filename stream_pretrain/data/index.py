@@ -3,9 +3,8 @@
 Out: `StreamIndex`.
 
 Whoever wrote the index may be careless or hostile: names stay below the cache, nothing pickled is
-read, sizes add up.
-Every refusal names the shard. Does not fetch shards, except the first one where only a sample tells
-a row's length.
+read, sizes add up. Every refusal names the shard. Does not fetch shards, except the first one where
+only a sample tells a row's length.
 """
 
 from __future__ import annotations
@@ -31,9 +30,8 @@ _HEX = re.compile(r"^[0-9a-fA-F]+$")
 
 @dataclass(frozen=True, kw_only=True)
 class ShardFile:
-    """One file of a shard:
-
-    `name` relative to the stream, `size` in bytes, `hashes` algorithm -> hex.
+    """One file of a shard: `name` relative to the stream, `size` in bytes, `hashes` algorithm ->
+    hex.
     """
 
     name: str

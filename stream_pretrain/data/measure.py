@@ -1,6 +1,5 @@
-"""The first sample of a stream -> how long its rows are. In: an index, its store. Out:
-
-the index with rows settled.
+"""The first sample of a stream -> how long its rows are. In: an index, its store. Out: the index
+with rows settled.
 
 Needed only where the columns do not say it: `bytes` and `ndarray` without a length. Reads as little
 as it can.

@@ -1,10 +1,8 @@
-"""A stream of the configuration -> a `ShardSource`. In: index, store, sections. Out:
-
-the source, its cache scanned.
+"""A stream of the configuration -> a `ShardSource`. In: index, store, sections. Out: the source,
+its cache scanned.
 
 The first rank of a node takes and scans the directory; the others are told. Streams whose raw
-shards lie on this
-machine are read in place. Does not fetch shards.
+shards lie on this machine are read in place. Does not fetch shards.
 """
 
 from __future__ import annotations

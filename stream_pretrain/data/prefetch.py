@@ -1,10 +1,8 @@
-"""Shards ahead of the reader. In: the sample ids of a worker. Out:
-
-shards on this machine, in time. Yields nothing.
+"""Shards ahead of the reader. In: the sample ids of a worker. Out: shards on this machine, in time.
+Yields nothing.
 
 One thread walks the ids a little ahead of the reader and has missing shards fetched. The reader
-does not depend on it:
-what is not here when it is needed, the reader fetches or waits for itself.
+does not depend on it: what is not here when it is needed, the reader fetches or waits for itself.
 """
 
 from __future__ import annotations

@@ -3,8 +3,7 @@
 Reads no files.
 
 Two encodings hold token ids: `ndarray` (dtype and length in the column's name, or in each sample)
-and `bytes`, as
-llm-foundry writes them (int32 or int64, which only the length or the values tell).
+and `bytes`, as llm-foundry writes them (int32 or int64, which only the length or the values tell).
 """
 
 from __future__ import annotations
@@ -31,10 +30,8 @@ class RowFormat:
     """Where the tokens lie in a sample and how they are written.
 
     `sizes` are the fixed sizes of all columns in bytes, None where a sample says it. `dtype` is
-    None where a sample
-    says it (`ndarray`) or where it must be found out (`bytes`); `ids` likewise. `shaped` is True
-    where each sample
-    begins with its own shape.
+    None where a sample says it (`ndarray`) or where it must be found out (`bytes`); `ids` likewise.
+    `shaped` is True where each sample begins with its own shape.
     """
 
     encoding: str

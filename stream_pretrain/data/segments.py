@@ -1,11 +1,9 @@
-"""Names of shared memory for one dataset. In: a number that only this job uses. Out:
-
-segments made before they race.
+"""Names of shared memory for one dataset. In: a number that only this job uses. Out: segments made
+before they race.
 
 The library looks for the first free number, from zero, in every process by itself. `JobNames` puts
-ours in its place
-while a dataset is built: the node's first rank makes all segments, the others find them. Holds no
-data.
+ours in its place while a dataset is built: the node's first rank makes all segments, the others
+find them. Holds no data.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 Fetches nothing.
 
 A file stays open for as long as it is used (the library opens it for every sample), and its table
-of offsets is
-checked once. Bytes come by `pread`, so a file that is cut short is an error and not a bus error.
+of offsets is checked once. Bytes come by `pread`, so a file that is cut short is an error and not a
+bus error.
 """
 
 from __future__ import annotations

@@ -1,14 +1,10 @@
-"""Shards -> rows, or a prompt error. In: sources and an `Order`. Out:
-
-`LoudDataset` of (sample id, row).
+"""Shards -> rows, or a prompt error. In: sources and an `Order`. Out: `LoudDataset` of (sample id,
+row).
 
 The order is the library's; how shards get here is not. In the library a shard that cannot be
-fetched ends the epoch
-early or hangs it; here each worker yields exactly the ids that it was given, and whoever waits
-learns of a failure
-anywhere on the node. Everything at module level pickles, because workers come from a fork server: a
-bucket's client
-does not survive a fork.
+fetched ends the epoch early or hangs it; here each worker yields exactly the ids that it was given,
+and whoever waits learns of a failure anywhere on the node. Everything at module level pickles,
+because workers come from a fork server: a bucket's client does not survive a fork.
 """
 
 from __future__ import annotations
@@ -53,10 +49,8 @@ Row = tuple[int, NDArray[Any]]
 
 @dataclass(frozen=True, kw_only=True)
 class ShardSource:
-    """One stream:
-
-    `store` is where its shards are, `directory` where this node keeps them, None to read them in
-    place.
+    """One stream: `store` is where its shards are, `directory` where this node keeps them, None to
+    read them in place.
 
     `drawn` is the number of samples that it gives to an epoch. `lock` is held as long as the
     dataset lives.
@@ -80,8 +74,8 @@ class ReadSettings:
     """How shards are fetched and rows are checked. None of it changes the order.
 
     `row_ids` is the length every row must have; longer ones are cut if `truncate`. `vocab_size`
-    bounds ids. `ahead`
-    samples are fetched before they are needed. `cache_limit` in bytes covers fetched shards only.
+    bounds ids. `ahead` samples are fetched before they are needed. `cache_limit` in bytes covers
+    fetched shards only.
     """
 
     row_ids: int
@@ -114,9 +108,8 @@ class ShardStream(Stream):
         return 0
 
     def set_up_local(self, shards: Any, cache_usage_per_shard: NDArray[np.int64]) -> None:
-        """Count what is here with the right size. Deletes nothing;
-
-        what must be verified first counts as absent.
+        """Count what is here with the right size. Deletes nothing; what must be verified first
+        counts as absent.
         """
         del shards
         if self.in_place or self.settings.verify == "full":
@@ -312,8 +305,7 @@ class LoudDataset(StreamingDataset):
         return ids
 
     def _share_work(self, sample_ids: NDArray[np.int64]) -> Any:
-        """As the library does, but a worker killed at the last opening leaves nothing in
-        the way.
+        """As the library does, but a worker killed at the last opening leaves nothing in the way.
         """
         self._shared_names.remove_work()
         return super()._share_work(sample_ids)
@@ -341,9 +333,8 @@ class LoudDataset(StreamingDataset):
                 os.close(claim)
 
     def _wait_for_another(self, shard_id: int, watch: Watch) -> None:
-        """Until another process has brought a shard, or for a second:
-
-        then see whether it still lives.
+        """Until another process has brought a shard, or for a second: then see whether it still
+        lives.
         """
         longest = 1.5 * self.settings.fetch.deadline_s + 60
         look_again_s = watch.waited_s + CLAIM_CHECK_S

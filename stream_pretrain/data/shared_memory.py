@@ -1,13 +1,10 @@
 """A job's own corner of this machine: names in shared memory and small files. In: `World`. Out:
-
 `Job`.
 
 Streaming names its segments by counting up from zero and trusts what it finds, so jobs collide, and
-a killed one leaves
-its segments behind. Here every job has a random token in all its names, and holds a lock for as
-long as it lives:
-whoever can take that lock knows that the job is dead, and only then removes what carries its token.
-Does not read data.
+a killed one leaves its segments behind. Here every job has a random token in all its names, and
+holds a lock for as long as it lives: whoever can take that lock knows that the job is dead, and
+only then removes what carries its token. Does not read data.
 """
 
 from __future__ import annotations
@@ -50,9 +47,8 @@ class Job:
         return int(self.directory.name)
 
     def next_prefix(self) -> int:
-        """A number for the next dataset;
-
-        the same on all ranks that build their datasets in the same order.
+        """A number for the next dataset; the same on all ranks that build their datasets in the
+        same order.
         """
         self._datasets += 1
         assert self._datasets < DATASETS_PER_JOB

@@ -1,11 +1,9 @@
-"""Workers of a node that wait for one another. In: a directory they share. Out:
-
-a barrier, and the first failure.
+"""Workers of a node that wait for one another. In: a directory they share. Out: a barrier, and the
+first failure.
 
 Files instead of counters in shared memory: a worker that was killed in the middle leaves nothing
-that misleads the
-next epoch, a failure reaches everyone who waits, and the wait can say who is missing. Does not
-start processes.
+that misleads the next epoch, a failure reaches everyone who waits, and the wait can say who is
+missing. Does not start processes.
 """
 
 from __future__ import annotations
@@ -92,9 +90,8 @@ class FileBarrier:
         return self._stem.with_name(f"{self._stem.name}-{self._key}-{self._meetings}-{worker}")
 
     def _forget_older_than(self, key: str) -> None:
-        """Remove marks of openings before the last one;
-
-        someone may still look at those of the last.
+        """Remove marks of openings before the last one; someone may still look at those of the
+        last.
         """
         for mark in self._stem.parent.glob(f"{self._stem.name}-*"):
             if not mark.name.startswith(

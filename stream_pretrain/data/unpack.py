@@ -1,5 +1,4 @@
 """Packed bytes -> raw bytes, never more than promised. In: chunks, an algorithm, a limit. Out:
-
 chunks. Writes no files.
 
 A shard that unpacks to more than its index says is refused before the surplus is held in memory.

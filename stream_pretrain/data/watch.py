@@ -1,6 +1,5 @@
-"""A wait that lasts -> a line in the log. In: a description of what is waited for. Out:
-
-warnings, rarer as it lasts.
+"""A wait that lasts -> a line in the log. In: a description of what is waited for. Out: warnings,
+rarer as it lasts.
 
 Does not end the wait.
 """
@@ -17,9 +16,8 @@ log = logging.getLogger("stream_pretrain.data")
 
 
 class Watch:
-    """Called while something is waited for;
-
-    warns after `warn_after_s`, then after twice that, and so on.
+    """Called while something is waited for; warns after `warn_after_s`, then after twice that, and
+    so on.
     """
 
     def __init__(self, warn_after_s: float, clock: Callable[[], float] = time.monotonic) -> None:

@@ -1,4 +1,3 @@
-"""One door to local paths and buckets:
-
-location -> store -> client, with failures named and retries bounded.
+"""One door to local paths and buckets: location -> store -> client, with failures named and retries
+bounded.
 """

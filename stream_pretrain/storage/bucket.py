@@ -1,10 +1,8 @@
 """A bucket as a store, through obstore: S3 and all that speak it, GCS, Azure. In: keys. Out:
-
 objects.
 
 The client is made on first use and never crosses a fork: obstore's threads do not exist in a forked
-child, which
-would crash or hang, so such a child gets an error instead. Does not cache.
+child, which would crash or hang, so such a child gets an error instead. Does not cache.
 """
 
 from __future__ import annotations
@@ -59,8 +57,7 @@ class BucketStore(Store):
 
     @property
     def _tag(self) -> Literal["e_tag", "version"]:
-        """What conditions compare: etags, but generations in GCS, which the client asks
-        for there.
+        """What conditions compare: etags, but generations in GCS, which the client asks for there.
         """
         return "version" if self.place.scheme == "gs" else "e_tag"
 

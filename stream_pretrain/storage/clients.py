@@ -3,9 +3,8 @@
 The only place where endpoints, regions and credentials meet.
 
 Credentials: obstore's own chain where it can see them (keys, web identity, container variables);
-else boto3's, which
-knows profiles, SSO and instances. In: `Location`, `StorageConfig`. Out: a client. Sends nothing
-itself.
+else boto3's, which knows profiles, SSO and instances. In: `Location`, `StorageConfig`. Out: a
+client. Sends nothing itself.
 """
 
 from __future__ import annotations
@@ -37,8 +36,7 @@ CREDENTIALS_LIVE = timedelta(minutes=10)
 def make_client(
     place: Location, config: StorageConfig, *, retries: int, read_timeout_s: float
 ) -> ObjectStore:
-    """A fresh client for `place.bucket`, which tries each request again `retries` times by
-    itself.
+    """A fresh client for `place.bucket`, which tries each request again `retries` times by itself.
     """
     try:
         options = _common(retries, read_timeout_s, allow_http=_is_plain_http(place, config))

@@ -1,5 +1,4 @@
 """Exceptions of disks and bucket clients -> one `StorageError`. In: an exception and a place. Out:
-
 reason, clean text.
 
 The text holds no credentials and none of the client's debug output. Does not retry or log.
@@ -55,9 +54,8 @@ _SECRET_NAMES = re.compile(
 
 
 def storage_error(error: BaseException, place: str, doing: str = "") -> StorageError:
-    """The `StorageError` that says what happened at `place`;
-
-    one that is a StorageError already stays itself.
+    """The `StorageError` that says what happened at `place`; one that is a StorageError already
+    stays itself.
     """
     if isinstance(error, StorageError):
         return error
@@ -88,8 +86,7 @@ def explain(error: BaseException) -> tuple[str, str]:
 
 
 def _client_failure(text: str, head: str) -> tuple[str, str]:
-    """Failures for which the client has no class of its own: HTTP status, connection,
-    credentials.
+    """Failures for which the client has no class of its own: HTTP status, connection, credentials.
     """
     if "token request" in head or "performing GET http://169.254" in head:
         return "denied", "no credentials in the environment, and none from this machine"

@@ -28,9 +28,8 @@ _URL = re.compile(r"^([A-Za-z][A-Za-z0-9+.-]*)://(.*)$", re.DOTALL)
 
 @dataclass(frozen=True, kw_only=True)
 class Location:
-    """A place: `scheme` is `file`, `s3`, `gs` or `az`;
-
-    `bucket` is empty and `prefix` a path for `file`.
+    """A place: `scheme` is `file`, `s3`, `gs` or `az`; `bucket` is empty and `prefix` a path for
+    `file`.
     """
 
     scheme: str
@@ -68,9 +67,8 @@ def is_remote(location: str | Path) -> bool:
 
 
 def parse_location(location: str | Path) -> Location:
-    """Take a path, `file://`, `s3://`, `gs://` or `az://` location apart;
-
-    `StorageError` for any other.
+    """Take a path, `file://`, `s3://`, `gs://` or `az://` location apart; `StorageError` for any
+    other.
     """
     text = str(location)
     match = _URL.match(text)

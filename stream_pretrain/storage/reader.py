@@ -1,6 +1,5 @@
-"""An object as a file that reads on after broken connections. In:
-
-a function that gives chunks from an offset. Out: bytes.
+"""An object as a file that reads on after broken connections. In: a function that gives chunks from
+an offset. Out: bytes.
 
 An object that is replaced meanwhile is an error: its etag is fixed at the opening. Does not seek.
 """

@@ -1,10 +1,8 @@
-"""Try again, but not for ever. In: a function and a policy. Out:
-
-its result or its last `StorageError`.
+"""Try again, but not for ever. In: a function and a policy. Out: its result or its last
+`StorageError`.
 
 Waits grow and are jittered; a deadline bounds all of it. Only transient reasons are tried again.
-Each retry
-calls `on_retry` once. Does not know what it retries.
+Each retry calls `on_retry` once. Does not know what it retries.
 """
 
 from __future__ import annotations
@@ -23,9 +21,8 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True)
 class Retry:
-    """What `on_retry` is told:
-
-    `attempt` failed with `error`, the next begins after `wait_s` seconds.
+    """What `on_retry` is told: `attempt` failed with `error`, the next begins after `wait_s`
+    seconds.
     """
 
     place: str

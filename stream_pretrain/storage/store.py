@@ -1,10 +1,9 @@
 """A location -> a store of named objects. In: a path or URL and the `storage` section. Out:
-
 `Store`.
 
 A store holds only its location and settings, so it pickles; a bucket's client is made on first use
-in the process
-that uses it. Every failure is a `StorageError` with a reason. Does not interpret what is stored.
+in the process that uses it. Every failure is a `StorageError` with a reason. Does not interpret
+what is stored.
 """
 
 from __future__ import annotations
@@ -24,9 +23,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class ObjectInfo:
-    """One stored object:
-
-    `key` relative to its store, `size` in bytes, `modified` in seconds since 1970.
+    """One stored object: `key` relative to its store, `size` in bytes, `modified` in seconds since
+    1970.
     """
 
     key: str
@@ -132,8 +130,7 @@ class Store(ABC):
 
     @abstractmethod
     def upload(self, path: Path, key: str) -> ObjectInfo:
-        """Send a file of any size, then ask the store what it holds: its size must be the
-        file's.
+        """Send a file of any size, then ask the store what it holds: its size must be the file's.
         """
 
     @abstractmethod

@@ -1,8 +1,5 @@
-"""One rank of several on a node. In: bucket, endpoint, cache, jobs, workers, pause. Out:
-
-a JSON line:
-
-step -> ids, or the error.
+"""One rank of several on a node. In: bucket, endpoint, cache, jobs, workers, pause. Out: a JSON
+line: step -> ids, or the error.
 """
 
 from __future__ import annotations

@@ -1,6 +1,5 @@
-"""A job that reads a local stream. In: data, job directories, `hold` or `read`. Out:
-
-its token, then `read N`.
+"""A job that reads a local stream. In: data, job directories, `hold` or `read`. Out: its token,
+then `read N`.
 """
 
 from __future__ import annotations

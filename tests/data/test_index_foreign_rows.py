@@ -1,5 +1,4 @@
-"""Streams made by others: raw bytes as llm-foundry writes them, and every kind of integer
-ndarray.
+"""Streams made by others: raw bytes as llm-foundry writes them, and every kind of integer ndarray.
 """
 
 from __future__ import annotations

@@ -1,6 +1,5 @@
-"""Every fault between bucket and batch, with every number of workers:
-
-recovery, or a prompt error with shard and cause.
+"""Every fault between bucket and batch, with every number of workers: recovery, or a prompt error
+with shard and cause.
 
 Workers come from a fork server, the cache is cold, the bucket is reached over HTTP through a proxy
 that breaks things.
@@ -56,8 +55,7 @@ def cases(faults: list[tuple[Any, ...]]) -> list[Any]:
 
 @pytest.fixture(autouse=True)
 def _no_children_left() -> Iterator[None]:
-    """Workers ignore SIGTERM, so one that outlived its loader would hold up the end of the
-    tests.
+    """Workers ignore SIGTERM, so one that outlived its loader would hold up the end of the tests.
     """
     yield
     for child in multiprocessing.active_children():

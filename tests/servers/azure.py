@@ -1,6 +1,5 @@
-"""Azurite's blob server as a process of its own, where npm has installed it. In: nothing. Out:
-
-an endpoint, containers.
+"""Azurite's blob server as a process of its own, where npm has installed it. In: nothing. Out: an
+endpoint, containers.
 """
 
 from __future__ import annotations

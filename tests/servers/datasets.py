@@ -1,6 +1,5 @@
-"""Small streams of shards. In: how many rows, which encoding. Out:
-
-a directory with `index.json`, and the rows.
+"""Small streams of shards. In: how many rows, which encoding. Out: a directory with `index.json`,
+and the rows.
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
-"""An HTTP proxy that breaks what passes through it. In: an upstream port and rules. Out:
-
-faults and a log of requests.
+"""An HTTP proxy that breaks what passes through it. In: an upstream port and rules. Out: faults and
+a log of requests.
 
 A rule matches requests by a part of their path and their method, and acts on the first `times` of
-them. Runs in
-threads of the test's process.
+them. Runs in threads of the test's process.
 """
 
 from __future__ import annotations
@@ -42,12 +40,9 @@ class Rule:
     """What happens to requests whose path contains `match`.
 
     `status` answers with that HTTP status; `drop` closes before an answer; `reset` and `truncate`
-    break off after half
-    the body; `delay` waits `seconds` first; `stall` sends half the body and then nothing; `drip`
-    sends a byte every
-    50 ms; `corrupt` flips a bit; `short` gives half the body as if it were whole; `lose_answer`
-    lets the request
-    through and drops the answer.
+    break off after half the body; `delay` waits `seconds` first; `stall` sends half the body and
+    then nothing; `drip` sends a byte every 50 ms; `corrupt` flips a bit; `short` gives half the
+    body as if it were whole; `lose_answer` lets the request through and drops the answer.
     """
 
     kind: Kind

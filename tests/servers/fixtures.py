@@ -1,6 +1,5 @@
-"""Servers as pytest fixtures. In: `from servers.fixtures import ...` in a conftest. Out:
-
-endpoints, buckets, proxies.
+"""Servers as pytest fixtures. In: `from servers.fixtures import ...` in a conftest. Out: endpoints,
+buckets, proxies.
 """
 
 from __future__ import annotations

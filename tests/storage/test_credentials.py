@@ -1,6 +1,5 @@
-"""Who one is to a bucket: environment, profiles, anonymous; endpoints and regions;
-
-words where none will do.
+"""Who one is to a bucket: environment, profiles, anonymous; endpoints and regions; words where none
+will do.
 """
 
 from __future__ import annotations
