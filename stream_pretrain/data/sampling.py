@@ -1,9 +1,9 @@
 """How many samples an epoch draws from each shard. In: shard sizes. Out: counts by shard.
 
-The library's numbers, without its loop over samples. An epoch leaves out what does not fill a global
-batch, so nearly every epoch draws a part of a stream, and for that the library walks over all samples
-in Python: 12 s of CPU for 10 million samples, at every epoch and at every resume. A cumulative sum
-gives the same numbers in half a second.
+The library's numbers, without its loop over samples. An epoch leaves out what does not fill a
+global batch, so nearly every epoch draws a part of a stream, and for that the library walks over
+all samples in Python: 12 s of CPU for 10 million samples, at every epoch and at every resume. A
+cumulative sum gives the same numbers in half a second.
 """
 
 from __future__ import annotations
