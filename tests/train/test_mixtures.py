@@ -303,7 +303,7 @@ def test_a_new_phase_has_the_new_shares_and_counts_on(
 def test_kills_around_a_change_of_mix_leave_no_trace(
     nursery: Nursery, half: Path, remixed: Path, streams: dict[str, Path], tmp_path: Path
 ) -> None:
-    """Until the new phase has saved something it must be accepted again; then it is the run's own."""
+    """Until the new phase has saved something it must be accepted again; then it is the run's."""
     arguments = go_on(half, tmp_path, mix(streams, web=4.0), accept=True)
     for kill in (Kill("taken", 1), Kill("updated", 2), Kill("saved", 1), Kill("counted", 6)):
         assert nursery.run(arguments, tmp_path / "log", kill=kill).code == -9
