@@ -385,8 +385,8 @@ class LoggingConfig(Section):
     """What is written down, beside `metrics.jsonl`, which is always written."""
 
     every: PositiveCount = 10
-    """Steps between lines on the console and points in `loggers`. `metrics.jsonl` has every
-    step."""
+    """Steps between looks at the device's numbers and lines on the console. `metrics.jsonl` and
+    `loggers` get every step all the same."""
 
     loggers: Annotated[
         tuple[Literal["tensorboard", "csv", "wandb", "mlflow"], ...], Field(strict=False)
@@ -418,7 +418,8 @@ class ComputeConfig(Section):
     """Ranks that share one copy of the model under `hsdp`; null: those of a node."""
 
     precision: Precision = "32-true"
-    """`32-true`, `bf16-mixed`, `bf16-true`, or `16-mixed` (on a GPU, without sharding)."""
+    """`32-true`, `bf16-mixed`, `16-mixed` (on a GPU, without sharding), or `bf16-true`, which keeps
+    weights and optimizer state in bfloat16 too and so cannot be taken up or left within a run."""
 
     compile: bool = False
     """Compile each block with `torch.compile`."""

@@ -64,7 +64,7 @@ def _sources(
         try:
             found.append(_source(config, stream, split))
         except DataError as error:
-            faults.append(Fault(path=f"{path}[{place}]", found=stream.location, remedy=str(error)))
+            faults.append(Fault(path=f"{path}.{place}", found=stream.location, remedy=str(error)))
     return found
 
 
