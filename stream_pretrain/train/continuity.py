@@ -36,6 +36,7 @@ def training_fields(config: Config, planned: Plan) -> dict[str, Any]:
         schedule["total_steps"] = planned.total_steps
     return {
         "model": config.model.model_dump(mode="json", exclude={"init_from"}),
+        "weights": "bfloat16" if config.compute.precision == "bf16-true" else "float32",
         "optimizer_name": optimizer.pop("name"),
         "optimizer": optimizer,
         "loss": config.loss.model_dump(mode="json", exclude={"chunk"}),
@@ -90,7 +91,7 @@ def _judge_training(
     faults: list[Fault],
     accepted: list[str],
 ) -> None:
-    for part in ("model", "optimizer_name"):
+    for part in ("model", "weights", "optimizer_name"):
         for line in differences({part: saved[part]}, {part: current[part]}):
             faults.append(
                 Fault(path=line.partition(":")[0], found=line.partition(": ")[2], remedy=_NEVER)
