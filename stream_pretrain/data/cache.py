@@ -12,26 +12,21 @@ import fcntl
 import json
 import logging
 import os
-import shutil
 import socket
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
 from stream_pretrain.data.index import ShardFile, StreamIndex, parse_index
-from stream_pretrain.errors import ConfigError, DataError, Fault, OwnerError
-from stream_pretrain.order import Order
+from stream_pretrain.errors import ConfigError, DataError, OwnerError
 from stream_pretrain.schema import INDEX_NAME
 from stream_pretrain.storage.hashing import xxh64_of
 from stream_pretrain.storage.transfer import TEMPORARY_SUFFIX, write_whole
-from stream_pretrain.units import format_bytes
 
 LOCK_NAME = "owner.lock"
 MOST_SLOTS = 64
-LEAST_SHARDS_IN_LIMIT = 4
 _NETWORK_FILE_SYSTEMS = frozenset(
     ("nfs", "nfs4", "lustre", "gpfs", "beegfs", "ceph", "cifs", "smb3", "smbfs", "9p", "afs")
 ) | frozenset(("panfs", "wekafs", "virtiofs", "glusterfs"))
@@ -78,19 +73,6 @@ class Scan:
     damaged: tuple[str, ...] = ()
     outdated: tuple[str, ...] = ()
     temporary: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, kw_only=True)
-class Need:
-    """Disk space that a stream's cache wants: all raw shards, the largest with its packed form,
-    what is here.
-    """
-
-    name: str
-    directory: Path
-    raw_bytes: int
-    largest_shard_bytes: int
-    present_bytes: int
 
 
 def default_root() -> Path:
@@ -192,73 +174,6 @@ def refuse_foreign(directory: Path, index: StreamIndex) -> None:
         )
 
 
-def shuffle_window_bytes(order: Order, indexes: Sequence[StreamIndex], nodes: int) -> int:
-    """Raw bytes that one node reads from at once: the shards of one shuffle block per canonical
-    node.
-    """
-    shards = [shard for index in indexes for shard in index.shards]
-    raw_bytes = sum(shard.raw.size for shard in shards)
-    if not order.shuffle:
-        return min(raw_bytes, 2 * max(shard.raw.size for shard in shards))
-    if order.shuffle_algo not in ("py1br", "py1e"):
-        return raw_bytes // nodes
-    samples_per_shard = sum(shard.samples for shard in shards) / len(shards)
-    shards_per_block = order.shuffle_block_size / samples_per_shard + 2
-    canonical_here = max(1, order.canonical_nodes // nodes)
-    return min(raw_bytes // nodes, int(canonical_here * shards_per_block * raw_bytes / len(shards)))
-
-
-def check_space(
-    needs: Sequence[Need],
-    *,
-    limit: int | None,
-    window_bytes: int,
-    free: Mapping[str, int] | None = None,
-) -> list[str]:
-    """Compare what the caches want with the limit and with the free disk.
-
-    `free` replaces the disk, in tests.
-
-    Returns:
-        Warnings, with numbers.
-
-    Raises:
-        ConfigError: it cannot work.
-    """
-    if not needs:
-        return []
-    total = sum(need.raw_bytes for need in needs)
-    largest = max(need.largest_shard_bytes for need in needs)
-    present = sum(need.present_bytes for need in needs)
-    if limit is not None and limit < LEAST_SHARDS_IN_LIMIT * largest:
-        raise _limit_error(
-            limit,
-            f"the largest shard takes {format_bytes(largest)} with its packed form, and "
-            f"{LEAST_SHARDS_IN_LIMIT} must "
-            f"fit. Set at least {format_bytes(LEAST_SHARDS_IN_LIMIT * largest)}",
-        )
-    wanted = total if limit is None else min(limit, total)
-    available = _free_bytes(needs, free)
-    if wanted - present + largest > available:
-        raise _limit_error(
-            limit,
-            f"the shards take {format_bytes(total)} on this node, {format_bytes(present)} are "
-            f"here and "
-            f"{format_bytes(available)} are free at {needs[0].directory}. Set it to at most "
-            f"{format_bytes(max(0, available + present - largest))}, or data.cache.dir to a "
-            f"larger disk",
-        )
-    if limit is not None and limit < min(window_bytes, total):
-        return [
-            f"data.cache.limit: {format_bytes(limit)} is less than the "
-            f"{format_bytes(window_bytes)} that the shuffle "
-            f"reads from at once, so shards are fetched more than once an epoch. Raise it, or "
-            f"lower "
-            "data.shuffle.block_size."
-        ]
-    return []
-
-
 def is_network_path(path: Path) -> bool:
     """True when `path` lies on a file system that several nodes may share."""
     resolved = path.absolute()
@@ -343,14 +258,3 @@ def _report(directory: Path, found: Scan) -> None:
             log.warning(
                 "%s: removed %d files %s, for example %s", directory, len(names), reason, names[0]
             )
-
-
-def _free_bytes(needs: Sequence[Need], free: Mapping[str, int] | None) -> int:
-    if free is not None:
-        return min(free[str(need.directory)] for need in needs)
-    return min(shutil.disk_usage(need.directory).free for need in needs)
-
-
-def _limit_error(limit: int | None, remedy: str) -> ConfigError:
-    found = "not set" if limit is None else format_bytes(limit)
-    return ConfigError.of([Fault(path="data.cache.limit", found=found, remedy=remedy + ".")])

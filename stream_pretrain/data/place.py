@@ -13,7 +13,6 @@ from pathlib import Path
 from stream_pretrain.config.sections import CacheConfig, StreamConfig
 from stream_pretrain.data.cache import (
     CacheLock,
-    Need,
     cache_name,
     default_root,
     node_root,
@@ -23,8 +22,9 @@ from stream_pretrain.data.cache import (
     scan,
 )
 from stream_pretrain.data.index import StreamIndex
-from stream_pretrain.data.shards import ShardSource
 from stream_pretrain.data.shared_memory import Share, share_text
+from stream_pretrain.data.source import ShardSource
+from stream_pretrain.data.space import Need
 from stream_pretrain.schema import World
 from stream_pretrain.storage.store import Store
 

@@ -13,133 +13,33 @@ import json
 import os
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from streaming import Stream, StreamingDataset
 from streaming.base.dataset import _ShardState
-from streaming.base.format.base.reader import FileInfo
-from streaming.base.format.mds.reader import MDSReader
 
-from stream_pretrain.data.cache import CacheLock
-from stream_pretrain.data.fetch import FetchSettings, fetch_shard, verify_shard
-from stream_pretrain.data.index import Shard, ShardFile, StreamIndex
+from stream_pretrain.data.arrivals import Arrivals
 from stream_pretrain.data.prefetch import Prefetch
 from stream_pretrain.data.sampling import quick_sampling
 from stream_pretrain.data.segments import JobNames, SharedNames
 from stream_pretrain.data.shard_files import ShardFiles
-from stream_pretrain.data.shared_memory import Job, file_lock, open_job, try_lock
-from stream_pretrain.data.together import TICK_S, Failures, FileBarrier
-from stream_pretrain.data.watch import Watch
-from stream_pretrain.errors import ConfigError, ShardError
+from stream_pretrain.data.shared_memory import Job, open_job
+from stream_pretrain.data.source import ReadSettings, ShardSource, ShardStream
+from stream_pretrain.data.together import Failures, FileBarrier
+from stream_pretrain.errors import ConfigError
 from stream_pretrain.order import Order
 from stream_pretrain.schema import World
-from stream_pretrain.storage.store import Store
 
 EVICTION_TRIES = 8
 LOOK_EVERY_SAMPLES = 16
-CLAIM_CHECK_S = 1.0
 OPEN_SHARDS = 64
 OPEN_SHARDS_WITH_LIMIT = 4
 Row = tuple[int, NDArray[Any]]
 
 
-@dataclass(frozen=True, kw_only=True)
-class ShardSource:
-    """One stream: `store` is where its shards are, `directory` where this node keeps them, None to
-    read them in place.
-
-    `drawn` is the number of samples that it gives to an epoch. `lock` is held as long as the
-    dataset lives.
-    """
-
-    name: str
-    store: Store
-    index: StreamIndex
-    directory: Path | None
-    drawn: int
-    lock: CacheLock | None = None
-
-    @property
-    def raw_directory(self) -> Path:
-        """Where the raw shards are read."""
-        return self.store.path if self.directory is None else self.directory
-
-
-@dataclass(frozen=True, kw_only=True)
-class ReadSettings:
-    """How shards are fetched and rows are checked. None of it changes the order.
-
-    `row_ids` is the length every row must have; longer ones are cut if `truncate`. `vocab_size`
-    bounds ids. `ahead` samples are fetched before they are needed. `cache_limit` in bytes covers
-    fetched shards only.
-    """
-
-    row_ids: int
-    vocab_size: int | None = None
-    truncate: bool = False
-    cache_limit: int | None = None
-    ahead: int = 256
-    fetch: FetchSettings = field(default_factory=FetchSettings)
-
-
-class ShardStream(Stream):
-    """A source as the library sees it: shards from a checked index, fetched through the `Store`."""
-
-    def __init__(self, source: ShardSource, settings: FetchSettings) -> None:
-        super().__init__(local=str(source.raw_directory), choose=source.drawn, keep_zip=False)
-        self.in_place = source.directory is None
-        self.store = source.store
-        self.directory = source.raw_directory
-        self.shard_list = [replace(shard, entry={}) for shard in source.index.shards]
-        self.rows = source.index.rows
-        self.settings = settings
-
-    def get_shards(self, world: Any, allow_unsafe_types: bool) -> list[Any]:
-        """What the library keeps of each shard."""
-        del world, allow_unsafe_types
-        return [_reader(shard, str(self.directory)) for shard in self.shard_list]
-
-    def get_index_size(self) -> int:
-        """The index is no part of the limited cache."""
-        return 0
-
-    def set_up_local(self, shards: Any, cache_usage_per_shard: NDArray[np.int64]) -> None:
-        """Count what is here with the right size. Deletes nothing; what must be verified first
-        counts as absent.
-        """
-        del shards
-        if self.in_place or self.settings.verify == "full":
-            return
-        for place, shard in enumerate(self.shard_list):
-            path = self.directory / shard.raw.name
-            if path.is_file() and path.stat().st_size == shard.raw.size:
-                cache_usage_per_shard[place] = shard.raw.size
-
-    def bring(self, shard: Shard) -> int:
-        """Have a verified raw file here; the bytes by which the cache grew.
-
-        `ShardError` when that cannot be.
-        """
-        path = self.directory / shard.raw.name
-        place = str(path) if self.in_place else self.store.url(shard.fetched.name)
-        if path.is_file():
-            fault = verify_shard(shard, path, self.settings, place)
-            if fault is None:
-                return 0 if self.in_place else shard.raw.size
-            if self.in_place:
-                raise ShardError(f"{fault}. Run: convert-mds verify {self.store.location}")
-            path.unlink(missing_ok=True)
-        elif self.in_place:
-            raise ShardError(f"{place}: is missing, index.json lists it. Restore the file.")
-        fetch_shard(shard, self.store, self.directory, self.settings)
-        return shard.raw.size
-
-
-class LoudDataset(StreamingDataset):
+class LoudDataset(Arrivals):
     """Items are (sample id, writable 1-D row).
 
     What goes wrong is raised where it is noticed first, and everywhere.
@@ -237,28 +137,6 @@ class LoudDataset(StreamingDataset):
             "Raise data.cache.limit."
         )
 
-    def prepare_shard(self, shard_id: int, blocking: bool = True) -> None:
-        """Have a shard here: fetch it, or wait for whoever does.
-
-        One fetch a shard on the whole node.
-        """
-        watch = Watch(self.settings.fetch.warn_after_s)
-        while True:
-            self._failures.check()
-            with file_lock(self._lock_file):
-                state = self._shard_states[shard_id]
-                if state == _ShardState.LOCAL and self._raw_path(shard_id).exists():
-                    return None
-                claim = try_lock(self._claim_file(shard_id))
-                if claim is not None:
-                    self._make_room(shard_id)
-                    self._shard_states[shard_id] = _ShardState.PREPARING
-            if claim is not None:
-                return self._bring(shard_id, claim)
-            if not blocking:
-                return None
-            self._wait_for_another(shard_id, watch)
-
     def load_state_dict(self, obj: dict[str, Any]) -> None:
         """Begin the next iteration at this position. Called by every rank, equally often."""
         self._openings += 1
@@ -305,65 +183,9 @@ class LoudDataset(StreamingDataset):
         return ids
 
     def _share_work(self, sample_ids: NDArray[np.int64]) -> Any:
-        """As the library does, but a worker killed at the last opening leaves nothing in the way.
-        """
+        """As the library does; what a worker killed at the last opening left is removed first."""
         self._shared_names.remove_work()
         return super()._share_work(sample_ids)
-
-    def _prepare_ahead(self, shard_id: int) -> None:
-        if self._shard_states[shard_id] != _ShardState.LOCAL:
-            self.prepare_shard(shard_id, blocking=False)
-
-    def _bring(self, shard_id: int, claim: int) -> None:
-        """Fetch a shard that this process has claimed, and give the claim back."""
-        state, grown = _ShardState.REMOTE, 0
-        try:
-            grown = self._stream(shard_id).bring(self._shard(shard_id))
-            state = _ShardState.LOCAL
-        except ShardError as error:
-            raise self._fail(str(error)) from error
-        except Exception as error:
-            raise self._fail(f"{self._place(shard_id)}: {type(error).__name__}: {error}") from error
-        finally:
-            with file_lock(self._lock_file):
-                self._shard_states[shard_id] = state
-                self._shard_access_times[shard_id] = time.time_ns()
-                self.cache_usage += grown
-                self._claim_file(shard_id).unlink(missing_ok=True)
-                os.close(claim)
-
-    def _wait_for_another(self, shard_id: int, watch: Watch) -> None:
-        """Until another process has brought a shard, or for a second: then see whether it still
-        lives.
-        """
-        longest = 1.5 * self.settings.fetch.deadline_s + 60
-        look_again_s = watch.waited_s + CLAIM_CHECK_S
-        while self._shard_states[shard_id] == _ShardState.PREPARING:
-            self._failures.check()
-            watch.look(lambda: f"shard {self._place(shard_id)}, which another worker fetches")
-            if watch.waited_s > longest:
-                raise self._fail(
-                    f"{self._place(shard_id)}: another worker has been fetching it for "
-                    f"{watch.waited_s:.0f} s. "
-                    "Start the run again."
-                )
-            if watch.waited_s > look_again_s:
-                return
-            time.sleep(TICK_S)
-
-    def _make_room(self, shard_id: int) -> None:
-        """Evict the coldest fetched shards until one more fits. Call under the lock."""
-        limit = self.settings.cache_limit
-        if limit is None or self._in_place[shard_id]:
-            return
-        needed = self.shards[shard_id].get_max_size()
-        while limit < self.cache_usage + needed:
-            here = self._shard_states.numpy() == _ShardState.LOCAL
-            candidates = np.flatnonzero(here & ~self._in_place)
-            if not len(candidates):
-                break
-            times = self._shard_access_times.numpy()[candidates]
-            self._evict_shard(int(candidates[np.argmin(times)]))
 
     def _read(self, shard_id: int, row: int) -> NDArray[Any]:
         if self._shard_states[shard_id] != _ShardState.LOCAL:
@@ -392,33 +214,6 @@ class LoudDataset(StreamingDataset):
             worst = int(ids.max() if ids.max() >= vocab else ids.min())
             raise ValueError(f"id {worst:,} is outside the vocabulary of {vocab:,}")
         return ids
-
-    def _fail(self, text: str) -> ShardError:
-        """Tell the node and give the error to raise."""
-        self._failures.record(text)
-        return ShardError(text)
-
-    def _stream(self, shard_id: int) -> ShardStream:
-        return cast(ShardStream, self.streams[int(self.stream_per_shard[shard_id])])
-
-    def _shard(self, shard_id: int) -> Shard:
-        stream_id = int(self.stream_per_shard[shard_id])
-        offset = int(self.shard_offset_per_stream[stream_id])
-        return self._stream(shard_id).shard_list[shard_id - offset]
-
-    def _place(self, shard_id: int) -> str:
-        return self._stream(shard_id).store.url(self._shard(shard_id).fetched.name)
-
-    def _raw_path(self, shard_id: int) -> Path:
-        return self._stream(shard_id).directory / self._shard(shard_id).raw.name
-
-    def _claim_file(self, shard_id: int) -> Path:
-        """Locked by whoever fetches the shard, so that a killed fetcher leaves no claim behind."""
-        return self._directory / f"{self._name}-fetch-{shard_id}"
-
-    @property
-    def _lock_file(self) -> Path:
-        return self._directory / f"{self._name}-lock"
 
     @property
     def _state_file(self) -> Path:
@@ -466,23 +261,4 @@ def environment_world() -> World:
         world_size=int(read("WORLD_SIZE", "1")),
         local_rank=int(read("LOCAL_RANK", "0")),
         local_world_size=int(read("LOCAL_WORLD_SIZE", "1")),
-    )
-
-
-def _reader(shard: Shard, directory: str) -> MDSReader:
-    def info(file: ShardFile) -> FileInfo:
-        return FileInfo(file.name, file.size, dict(file.hashes))
-
-    return MDSReader(
-        directory,
-        "",
-        [],
-        [],
-        [],
-        shard.compression,
-        [],
-        info(shard.raw),
-        shard.samples,
-        None,
-        None if shard.packed is None else info(shard.packed),
     )

@@ -8,12 +8,13 @@ import logging
 from collections.abc import Sequence
 
 from stream_pretrain.config.sections import Config
-from stream_pretrain.data.cache import check_space, shuffle_window_bytes
 from stream_pretrain.data.fetch import FetchSettings
 from stream_pretrain.data.holdout import Holdout
 from stream_pretrain.data.place import place_stream
-from stream_pretrain.data.shards import LoudDataset, ReadSettings, ShardSource, open_dataset
+from stream_pretrain.data.shards import LoudDataset, open_dataset
 from stream_pretrain.data.shared_memory import check_shared_memory
+from stream_pretrain.data.source import ReadSettings, ShardSource
+from stream_pretrain.data.space import check_space, shuffle_window_bytes
 from stream_pretrain.order import Order
 from stream_pretrain.plan import Plan
 from stream_pretrain.train.gather import Source, Sources

@@ -7,7 +7,8 @@ from pathlib import Path
 from servers.datasets import SEQ_LEN, small_stream
 
 from stream_pretrain.data.index import read_index
-from stream_pretrain.data.shards import LoudDataset, ReadSettings, ShardSource, open_dataset
+from stream_pretrain.data.shards import LoudDataset, open_dataset
+from stream_pretrain.data.source import ReadSettings, ShardSource
 from stream_pretrain.order import Order
 from stream_pretrain.storage.store import open_store
 

@@ -20,8 +20,9 @@ def main(location: str, endpoint: str, cache: str, jobs: str, workers: str, paus
     from stream_pretrain.data.index import read_index
     from stream_pretrain.data.place import place_stream
     from stream_pretrain.data.position import EpochClock
-    from stream_pretrain.data.shards import ReadSettings, environment_world, open_dataset
+    from stream_pretrain.data.shards import environment_world, open_dataset
     from stream_pretrain.data.shared_memory import open_job
+    from stream_pretrain.data.source import ReadSettings
     from stream_pretrain.data.stream import EpochStream, LoaderSettings
     from stream_pretrain.errors import ShardError
     from stream_pretrain.order import Order

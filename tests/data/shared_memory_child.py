@@ -11,8 +11,9 @@ from pathlib import Path
 def main(data: str, base: str, mode: str) -> None:
     """Open a job and a dataset; with `hold` wait for a line before the epoch."""
     from stream_pretrain.data.index import read_index
-    from stream_pretrain.data.shards import ReadSettings, ShardSource, open_dataset
+    from stream_pretrain.data.shards import open_dataset
     from stream_pretrain.data.shared_memory import open_job
+    from stream_pretrain.data.source import ReadSettings, ShardSource
     from stream_pretrain.order import Order
     from stream_pretrain.schema import World
     from stream_pretrain.storage.store import open_store

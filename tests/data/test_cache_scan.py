@@ -17,9 +17,7 @@ from servers.datasets import SEQ_LEN, SmallStream, small_stream
 from stream_pretrain.config.sections import CacheConfig, StreamConfig
 from stream_pretrain.data import cache
 from stream_pretrain.data.cache import (
-    Need,
     cache_name,
-    check_space,
     default_root,
     is_network_path,
     node_root,
@@ -28,11 +26,11 @@ from stream_pretrain.data.cache import (
     owner_of,
     refuse_foreign,
     scan,
-    shuffle_window_bytes,
 )
 from stream_pretrain.data.fetch import FetchSettings, fetch_shard
 from stream_pretrain.data.index import StreamIndex, read_index
 from stream_pretrain.data.place import Placed, place_stream
+from stream_pretrain.data.space import Need, check_space, shuffle_window_bytes
 from stream_pretrain.errors import ConfigError, OwnerError
 from stream_pretrain.order import Order
 from stream_pretrain.schema import World

@@ -1,5 +1,4 @@
-"""Streams made by others: raw bytes as llm-foundry writes them, and every kind of integer ndarray.
-"""
+"""Streams made by others: raw bytes as llm-foundry writes them, every kind of integer ndarray."""
 
 from __future__ import annotations
 
@@ -13,7 +12,8 @@ from streaming import MDSWriter
 from stream_pretrain.data.index import StreamIndex, read_index
 from stream_pretrain.data.measure import first_sample, measure
 from stream_pretrain.data.rows import row_format
-from stream_pretrain.data.shards import ReadSettings, ShardSource, open_dataset
+from stream_pretrain.data.shards import open_dataset
+from stream_pretrain.data.source import ReadSettings, ShardSource
 from stream_pretrain.errors import DataError, ShardError
 from stream_pretrain.order import Order
 from stream_pretrain.storage.store import Store, open_store

@@ -1,5 +1,4 @@
-"""An index may be careless or hostile: refused by name, and nothing outside the cache is touched.
-"""
+"""An index may be careless or hostile: it is refused by name, and nothing is touched."""
 
 from __future__ import annotations
 

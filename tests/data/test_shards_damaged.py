@@ -16,8 +16,9 @@ from streaming.base.compression import compress
 from stream_pretrain.data.fetch import FetchSettings, fetch_shard
 from stream_pretrain.data.index import read_index
 from stream_pretrain.data.shard_files import ShardFiles
-from stream_pretrain.data.shards import LoudDataset, ReadSettings, ShardSource, open_dataset
+from stream_pretrain.data.shards import LoudDataset, open_dataset
 from stream_pretrain.data.shared_memory import try_lock
+from stream_pretrain.data.source import ReadSettings, ShardSource
 from stream_pretrain.data.unpack import unpacked
 from stream_pretrain.data.watch import Watch
 from stream_pretrain.errors import ConfigError, ShardError, StorageError
@@ -274,7 +275,7 @@ def test_an_unexpected_error_while_fetching_names_the_shard(
     def broken(*_args: Any) -> None:
         raise RuntimeError("out of cheese")
 
-    monkeypatch.setattr("stream_pretrain.data.shards.fetch_shard", broken)
+    monkeypatch.setattr("stream_pretrain.data.source.fetch_shard", broken)
     with pytest.raises(ShardError, match=r"shard\.00000\.mds\.zstd: RuntimeError: out of cheese"):
         dataset[4]
     dataset.close()

@@ -23,7 +23,8 @@ from stream_pretrain.config.sections import StorageConfig
 from stream_pretrain.data.fetch import FetchSettings
 from stream_pretrain.data.index import read_index
 from stream_pretrain.data.position import EpochClock
-from stream_pretrain.data.shards import LoudDataset, ReadSettings, ShardSource, open_dataset
+from stream_pretrain.data.shards import LoudDataset, open_dataset
+from stream_pretrain.data.source import ReadSettings, ShardSource
 from stream_pretrain.data.stream import EpochStream, LoaderSettings
 from stream_pretrain.errors import ShardError
 from stream_pretrain.order import Order
@@ -55,8 +56,7 @@ def cases(faults: list[tuple[Any, ...]]) -> list[Any]:
 
 @pytest.fixture(autouse=True)
 def _no_children_left() -> Iterator[None]:
-    """Workers ignore SIGTERM, so one that outlived its loader would hold up the end of the tests.
-    """
+    """Workers ignore SIGTERM, so one that outlived its loader would hold up the end of tests."""
     yield
     for child in multiprocessing.active_children():
         child.kill()
