@@ -19,6 +19,7 @@ from typing import Any
 from stream_pretrain.config.sections import Config
 from stream_pretrain.config.yaml import dump_yaml
 from stream_pretrain.errors import ConfigError, Fault
+from stream_pretrain.storage.location import is_remote
 from stream_pretrain.storage.store import Store, open_store
 from stream_pretrain.train.gather import Sources, tokenizer_files
 
@@ -87,10 +88,22 @@ def write_config(config: Config, run: Store, facts: dict[str, Any]) -> str:
         for info in run.list("")
     )
     name = CONFIG_NAME if number == 0 else f"config.{number}.yaml"
-    resolved = config.model_dump(mode="json")
+    resolved = with_absolute_paths(config)
     head = "# " + json.dumps({"versions": versions(), **facts}, sort_keys=True) + "\n"
     run.write(name, (head + dump_yaml(resolved)).encode())
     return name
+
+
+def with_absolute_paths(config: Config) -> dict[str, Any]:
+    """The configuration in plain values; streams on this machine by absolute path, so that whoever
+    asks about the run later may do so from any directory.
+    """
+    resolved = config.model_dump(mode="json")
+    for stream in [*resolved["data"]["train"], *resolved["data"]["validation"]]:
+        for key in ("local", "remote"):
+            if stream[key] is not None and not is_remote(stream[key]):
+                stream[key] = str(Path(stream[key]).absolute())
+    return resolved
 
 
 def write_stop(run: Store, *, code: int, reason: str, step: int) -> None:
