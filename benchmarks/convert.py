@@ -58,12 +58,13 @@ def main() -> int:
     make_corpus(arguments.work / "corpus.jsonl", arguments.megabytes * 10**6)
     make_tokenizer(arguments.work)
     names = arguments.contenders.split(",")
-    runs = [
+    tried = [
         measure(name, arguments.work, arguments.python.get(name, sys.executable))
         for _ in range(arguments.rounds)
         for name in names
     ]
-    print(table(runs, names))
+    runs = [run for run in tried if run is not None]
+    print(table(runs, [name for name in names if any(run.name == name for run in runs)]))
     if arguments.json:
         arguments.json.write_text(json.dumps([asdict(run) for run in runs], indent=1))
     return 0
@@ -118,7 +119,7 @@ def make_tokenizer(work: Path) -> None:
     subprocess.run([sys.executable, "-m", "convert.cli", *map(str, words)], check=True)
 
 
-def measure(name: str, work: Path, python: str) -> Measured:
+def measure(name: str, work: Path, python: str) -> Measured | None:
     """Run one contender; its last line of output is its number of tokens."""
     command = [python, __file__, "--contender", name, "--work", str(work)]
     began = time.perf_counter()
@@ -128,7 +129,8 @@ def measure(name: str, work: Path, python: str) -> Measured:
     wall = time.perf_counter() - began
     watch.stop()
     if child.returncode:
-        raise SystemExit(f"{name} failed:\n{errors[-3000:]}")
+        print(f"{name} failed:\n{errors[-2000:]}", file=sys.stderr)
+        return None
     return Measured(
         name=name,
         wall_seconds=wall,

@@ -35,15 +35,6 @@ class Encoder(Protocol):
         ...
 
 
-def make_encoder(name: EncoderName, vocabulary: Vocabulary, special: SpecialRule) -> Encoder:
-    """The encoder called `name`."""
-    if name == "bytes":
-        return ByteEncoder()
-    if name == "gigatoken":
-        return GigatokenEncoder(vocabulary, special)
-    return TokenizersEncoder(vocabulary, special)
-
-
 class ByteEncoder:
     """The built-in byte tokenizer: UTF-8 bytes are ids."""
 
@@ -74,7 +65,7 @@ class TokenizersEncoder:
 
 
 class GigatokenEncoder:
-    """gigatoken, on the calling thread.
+    """gigatoken, on the calling thread: not for itself, see `convert.trusted`.
 
     Its cache of words has no bound: after 64 MiB of text that made the process grow by 192 MiB the
     tokenizer is made anew, which costs 50 ms and the refilling.

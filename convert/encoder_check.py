@@ -13,7 +13,14 @@ from itertools import islice
 
 import numpy as np
 
-from convert.encode import Encoder, EncoderName, SpecialRule, TokenizersEncoder, make_encoder
+from convert.encode import (
+    ByteEncoder,
+    Encoder,
+    EncoderName,
+    SpecialRule,
+    TokenizersEncoder,
+)
+from convert.trusted import TrustedEncoder
 from convert.vocabulary import Vocabulary
 from stream_pretrain.errors import ConfigError, DataError
 
@@ -51,6 +58,15 @@ class Choice:
     reason: str
 
 
+def make_encoder(name: EncoderName, vocabulary: Vocabulary, special: SpecialRule) -> Encoder:
+    """The encoder called `name`."""
+    if name == "bytes":
+        return ByteEncoder()
+    if name == "gigatoken":
+        return TrustedEncoder(vocabulary, special)
+    return TokenizersEncoder(vocabulary, special)
+
+
 def choose_encoder(
     wanted: str, vocabulary: Vocabulary, special: SpecialRule, texts: Iterable[str]
 ) -> Choice:
@@ -76,12 +92,12 @@ def gigatoken_fault(
     """Why gigatoken may not be used here, or None."""
     try:
         version("gigatoken")
-        fast = make_encoder("gigatoken", vocabulary, special)
+        fast = TrustedEncoder(vocabulary, special)
     except (ImportError, PackageNotFoundError):
         return "gigatoken is not installed"
     except Exception as error:  # the library raises bare exceptions for what it does not know
         return f"gigatoken cannot load this tokenizer ({error})"
-    exact = TokenizersEncoder(vocabulary, special)
+    exact = fast.exact
     specials = list(vocabulary.special_tokens)[:8]
     hard = [*HARD_STRINGS, *(f"a{token}b {token}{token}\n{token}" for token in specials)]
     checked = [*hard, *_some(texts)]
@@ -101,9 +117,9 @@ def same_ids(fast: Encoder, exact: Encoder, texts: Sequence[str]) -> bool:
     return np.array_equal(lengths, expected_lengths) and np.array_equal(ids, expected)
 
 
-def guard_part(fast: Encoder, exact: Encoder, text: str, place: str) -> None:
+def guard_part(encoder: TrustedEncoder, text: str, place: str) -> None:
     """Check a piece of one text of each part; `DataError` where the ids differ."""
-    if not same_ids(fast, exact, [text[:GUARDED_CHARACTERS]]):
+    if not same_ids(encoder, encoder.exact, [text[:GUARDED_CHARACTERS]]):
         raise DataError(
             f"{place}: gigatoken and tokenizers give different ids for this document. Nothing was "
             "published. Use --encoder tokenizers."

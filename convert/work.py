@@ -11,14 +11,15 @@ from collections.abc import Callable, Iterator, Mapping
 from itertools import chain, islice
 
 from convert.document import BadRecords, Document
-from convert.encode import TokenizersEncoder, make_encoder, special_pattern
-from convert.encoder_check import guard_part
+from convert.encode import special_pattern
+from convert.encoder_check import guard_part, make_encoder
 from convert.job import Job, TextRules, id_hash
 from convert.memory import give_back
 from convert.part_result import PartResult, receipt_key
 from convert.parts import Task
 from convert.readers import read_task
 from convert.receipts import Receipt
+from convert.trusted import TrustedEncoder
 
 BATCH_CHARACTERS = 1 << 20
 
@@ -35,9 +36,6 @@ class Worker:
         self._report = report
         special = job.text.special_in_text
         self._encoder = make_encoder(job.encoder, job.vocabulary, special)
-        self._exact = (
-            TokenizersEncoder(job.vocabulary, special) if job.encoder == "gigatoken" else None
-        )
         self._specials = special_pattern(job.vocabulary)
 
     def convert(self, task: Task, done: Mapping[int, Receipt]) -> list[Receipt]:
@@ -71,19 +69,20 @@ class Worker:
     def _convert_part(
         self, result: PartResult, documents: Iterator[Document], limit: int | None
     ) -> None:
-        is_guarded = False
+        encoder = self._encoder
+        is_guarded = not isinstance(encoder, TrustedEncoder)
         for batch in _batches(documents, limit):
             result.read += len(batch)
             kept = [item for item in batch if not self._leave_out(item, result)]
-            if kept and self._exact is not None and not is_guarded:
-                guard_part(self._encoder, self._exact, kept[0].text or "", kept[0].id)
+            if kept and not is_guarded and isinstance(encoder, TrustedEncoder):
+                guard_part(encoder, kept[0].text or "", kept[0].id)
                 is_guarded = True
             if self._specials is not None:
                 for document in kept:
                     found = self._specials.findall(document.text or "")
                     if found:
                         result.count("special_strings", len(found))
-            result.add(kept, self._encoder)
+            result.add(kept, encoder)
 
     def _leave_out(self, document: Document, result: PartResult) -> bool:
         why = left_out(document, self.job.text)

@@ -6,6 +6,7 @@ import argparse
 import json
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +15,22 @@ import pytest
 from corpora import build, card_of, command, rows_of, texts, write_jsonl
 
 from convert.byte_tokenizer import END_OF_TEXT, byte_tokenizer_files
-from convert.encode import GigatokenEncoder, TokenizersEncoder, make_encoder
+from convert.encode import GigatokenEncoder, TokenizersEncoder
 from convert.encoder_check import (
     HARD_STRINGS,
     choose_encoder,
     gigatoken_fault,
     guard_part,
+    make_encoder,
     same_ids,
+)
+from convert.trusted import (
+    LAST_OLD,
+    Trials,
+    TrustedEncoder,
+    old_pattern,
+    probe_json,
+    trial,
 )
 from convert.vocabulary import Vocabulary, load_vocabulary
 from stream_pretrain.errors import ConfigError, DataError
@@ -135,35 +145,44 @@ def test_special_strings_in_a_text_are_text_unless_they_may_act(
 
 
 class Wrong:
-    """An encoder that gives other ids."""
+    """A fast encoder that gives other ids."""
+
+    def __init__(self, vocabulary: Vocabulary, special: Any) -> None:
+        self.exact = TokenizersEncoder(vocabulary, special)
 
     def encode(self, given: Any) -> Any:
         return np.zeros(len(given), np.uint32), np.ones(len(given), np.int64)
 
 
-class Broken:
-    """An encoder that raises."""
+class Broken(Wrong):
+    """One that raises."""
 
     def encode(self, given: Any) -> Any:
         raise ValueError(f"not {given}")
 
 
-def test_ids_that_differ_stop_a_part(vocabulary: Vocabulary) -> None:
-    exact = TokenizersEncoder(vocabulary, "plain")
-    for fast in (Wrong(), Broken()):
-        with pytest.raises(DataError, match=r"c\.jsonl:7: gigatoken and tokenizers give different"):
-            guard_part(fast, exact, "some text", "c.jsonl:7")
+class Unloadable:
+    """One that does not know the tokenizer."""
+
+    def __init__(self, *_: Any) -> None:
+        raise RuntimeError("unknown pre-tokenizer")
+
+
+@pytest.mark.parametrize("kind", [Wrong, Broken])
+def test_ids_that_differ_stop_a_part(kind: Any, vocabulary: Vocabulary) -> None:
+    with pytest.raises(DataError, match=r"c\.jsonl:7: gigatoken and tokenizers give different"):
+        guard_part(kind(vocabulary, "plain"), "some text", "c.jsonl:7")
 
 
 def test_the_fast_encoder_is_left_where_it_differs(
     vocabulary: Vocabulary, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("gigatoken")
-    monkeypatch.setattr("convert.encode.GigatokenEncoder", lambda *_: Wrong())
+    monkeypatch.setattr("convert.encoder_check.TrustedEncoder", Wrong)
     choice = choose_encoder("auto", vocabulary, "plain", texts(5))
     assert choice.name == "tokenizers"
     assert "gigatoken gives other ids for" in choice.reason
-    with pytest.raises(ConfigError, match="Use --encoder auto"):
+    with pytest.raises(ConfigError, match=r"Use --encoder auto"):
         choose_encoder("gigatoken", vocabulary, "plain", texts(5))
 
 
@@ -173,13 +192,47 @@ def test_the_fast_encoder_is_left_where_it_cannot_load(
     monkeypatch.setitem(sys.modules, "gigatoken.gigatoken_rs", None)
     assert gigatoken_fault(vocabulary, "plain", ()) == "gigatoken is not installed"
     monkeypatch.undo()
-
-    def refuse(*_: object) -> None:
-        raise RuntimeError("unknown pre-tokenizer")
-
-    monkeypatch.setattr("convert.encode.GigatokenEncoder", refuse)
+    monkeypatch.setattr("convert.encoder_check.TrustedEncoder", Unloadable)
     fault = gigatoken_fault(vocabulary, "plain", ())
     assert fault == "gigatoken cannot load this tokenizer (unknown pre-tokenizer)"
+
+
+def test_letters_that_only_one_library_knows_are_left_to_the_other(folder: Path) -> None:
+    """U+16EC2 is a letter since Unicode 17: `tokenizers` joins it to a mark before it."""
+    pytest.importorskip("gigatoken")
+    tokenizer = json.loads((folder / "tokenizer.json").read_text())
+    tokenizer["model"]["merges"].append(['"', "ð"])
+    tokenizer["model"]["vocab"]['"ð'] = len(tokenizer["model"]["vocab"])
+    (folder.parent / "joined").mkdir(exist_ok=True)
+    (folder.parent / "joined/tokenizer.json").write_text(json.dumps(tokenizer))
+    vocabulary = load_vocabulary(str(folder.parent / "joined"))
+    hard = ['plain "text"', 'say "\U00016ec2" now', "smile \U0001f600 and \U0001fae0", "中文"]
+    fast = GigatokenEncoder(vocabulary, "plain")
+    exact = TokenizersEncoder(vocabulary, "plain")
+    assert not same_ids(fast, exact, [hard[1]])
+    both = TrustedEncoder(vocabulary, "plain")
+    assert same_ids(both, exact, hard * 3)
+    assert both.exactly == 3
+
+
+def test_characters_are_not_trusted_where_they_cannot_be_tried(vocabulary: Vocabulary) -> None:
+    word_piece = json.dumps({"model": {"type": "WordPiece"}}).encode()
+    trials = Trials(replace(vocabulary, files={"tokenizer.json": word_piece}))
+    assert not trials.doubts("naïve 中文")
+    assert trials.doubts("smile \U0001f600")
+
+
+@pytest.mark.slow
+def test_all_characters_that_need_no_trial_pass_one(vocabulary: Vocabulary) -> None:
+    pytest.importorskip("gigatoken")
+    probe = replace(
+        vocabulary, files={"tokenizer.json": probe_json(vocabulary.files["tokenizer.json"])}
+    )
+    old = [chr(c) for c in range(0x80, LAST_OLD + 1) if not 0xD800 <= c < 0xE000]
+    old = [character for character in old if old_pattern().match(character) is None]
+    assert len(old) > 100_000
+    encoders = GigatokenEncoder(probe, "plain"), TokenizersEncoder(probe, "plain")
+    assert same_ids(*encoders, [trial(character) for character in old])
 
 
 def test_a_growing_word_cache_is_thrown_away(
