@@ -22,6 +22,7 @@ from streaming.base.dataset import _ShardState
 
 from stream_pretrain.data.arrivals import Arrivals
 from stream_pretrain.data.prefetch import Prefetch
+from stream_pretrain.data.rows import RowFormat
 from stream_pretrain.data.sampling import quick_sampling
 from stream_pretrain.data.segments import JobNames, SharedNames
 from stream_pretrain.data.shard_files import ShardFiles
@@ -37,6 +38,7 @@ LOOK_EVERY_SAMPLES = 16
 OPEN_SHARDS = 64
 OPEN_SHARDS_WITH_LIMIT = 4
 Row = tuple[int, NDArray[Any]]
+_LOCAL = int(_ShardState.LOCAL)
 
 
 class LoudDataset(Arrivals):
@@ -81,6 +83,8 @@ class LoudDataset(Arrivals):
             job.directory, self._name, self._failures, settings.fetch.warn_after_s
         )
         self._openings = 0
+        # What every sample needs of its shard; looking it up costs more than reading the sample.
+        self._known: dict[int, tuple[Path, int, RowFormat]] = {}
         self._files = ShardFiles(OPEN_SHARDS_WITH_LIMIT if settings.cache_limit else OPEN_SHARDS)
         self._last_samples = np.cumsum(self.samples_per_shard) - 1
         self._in_place = np.array([self._stream(n).in_place for n in range(self.num_shards)])
@@ -188,19 +192,19 @@ class LoudDataset(Arrivals):
         return super()._share_work(sample_ids)
 
     def _read(self, shard_id: int, row: int) -> NDArray[Any]:
-        if self._shard_states[shard_id] != _ShardState.LOCAL:
+        if self._shard_states[shard_id] != _LOCAL:
             raise FileNotFoundError
-        shard, stream = self._shard(shard_id), self._stream(shard_id)
+        known = self._known.get(shard_id)
+        if known is None:
+            shard, rows = self._shard(shard_id), self._stream(shard_id).rows
+            known = self._known[shard_id] = (self._raw_path(shard_id), shard.samples, rows)
+        path, samples, rows = known
         try:
-            sample = self._files.sample(
-                shard_id, stream.directory / shard.raw.name, shard.samples, row
-            )
-            return self._checked(stream.rows.decode(sample))
+            return self._checked(rows.decode(self._files.sample(shard_id, path, samples, row)))
         except ValueError as error:
             remedy = "Remove it from the cache or write it again."
             raise self._fail(
-                f"{self._place(shard_id)}: sample {row} of {stream.directory / shard.raw.name}: "
-                f"{error}. {remedy}"
+                f"{self._place(shard_id)}: sample {row} of {path}: {error}. {remedy}"
             ) from error
 
     def _checked(self, ids: NDArray[Any]) -> NDArray[Any]:
@@ -210,7 +214,8 @@ class LoudDataset(Arrivals):
             ids = ids[:wanted].copy()
         if len(ids) != wanted:
             raise ValueError(f"it holds {len(ids):,} ids, {wanted:,} are needed")
-        if vocab is not None and (ids.max() >= vocab or ids.min() < 0):
+        signed = ids.dtype.kind == "i"
+        if vocab is not None and (ids.max() >= vocab or (signed and ids.min() < 0)):
             worst = int(ids.max() if ids.max() >= vocab else ids.min())
             raise ValueError(f"id {worst:,} is outside the vocabulary of {vocab:,}")
         return ids
