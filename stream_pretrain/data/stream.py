@@ -107,6 +107,14 @@ class EpochStream:
             # The loader puts a worker's traceback before the message; the dataset keeps the message
             # itself.
             raise ShardError(self._dataset.failure() or str(error)) from None
+        except (RuntimeError, EOFError, OSError) as error:
+            if not self._settings.workers or not _is_death_of_worker(error):
+                raise
+            raise DataError(
+                f"A data worker died ({type(error).__name__}: {error}). It was probably killed "
+                f"for want of memory: "
+                "lower data.workers, or give the job more."
+            ) from error
         except StopIteration:
             position = self.position
             raise DataError(
@@ -123,6 +131,14 @@ class EpochStream:
                 f"Epoch {self.position.epoch - 1} holds more than the planned "
                 f"{self._clock.steps_per_epoch} steps of {self._clock.global_batch}."
             )
+
+
+def _is_death_of_worker(error: Exception) -> bool:
+    """A batch cannot be taken over from a worker that is gone, or the loader noticed that it is."""
+    text = str(error)
+    return not isinstance(error, RuntimeError) or (
+        text.startswith("DataLoader worker") and "Caught" not in text
+    )
 
 
 def _loader(dataset: Any, settings: LoaderSettings) -> DataLoader[Batch]:

@@ -32,6 +32,7 @@ from stream_pretrain.storage.store import open_store
 
 GLOBAL_BATCH, MICRO_BATCH, STEPS = 8, 4, 25
 BAD_SHARD = "shard.00003.mds.zstd"
+IMPATIENT = {"timeout": 1.0, "deadline": 4.0}
 PROMPT_S = 40.0  # on a machine that does other things; a hang is for ever
 
 pytestmark = [
@@ -73,7 +74,7 @@ class Bucket:
     made: list[LoudDataset] = field(default_factory=list)
 
     def config(self, **changes: Any) -> StorageConfig:
-        settings = {"timeout": 0.5, "retries": 3, "deadline": 2.5}
+        settings = {"timeout": 5.0, "retries": 3, "deadline": 20.0}
         return StorageConfig(endpoint_url=self.proxy.endpoint, **{**settings, **changes})
 
     def open(self, directory: Path | None = None, **changes: Any) -> LoudDataset:
@@ -151,7 +152,7 @@ HEALS: list[tuple[Any, ...]] = [
 def test_a_fault_that_passes_costs_time_and_no_sample(
     kind: str, options: dict[str, Any], workers: int, web: Bucket
 ) -> None:
-    dataset = web.open()
+    dataset = web.open(**(IMPATIENT if kind == "stall" else {}))
     rule = web.proxy.fail(kind, "shard.0000", methods=("GET",), **options)  # type: ignore[arg-type]
     assert sorted(epoch(dataset, workers)) == list(range(GLOBAL_BATCH * STEPS))
     assert rule.hits == options["times"]
@@ -176,7 +177,7 @@ FAILS: list[tuple[Any, ...]] = [
 def test_a_fault_that_stays_ends_in_a_prompt_error_with_shard_and_cause(
     kind: str, options: dict[str, Any], cause: str, workers: int, web: Bucket
 ) -> None:
-    dataset = web.open()
+    dataset = web.open(**(IMPATIENT if kind in ("stall", "drip") else {}))
     web.proxy.fail(kind, BAD_SHARD, methods=("GET",), **options)  # type: ignore[arg-type]
     began = time.monotonic()
     with pytest.raises(ShardError) as failure:
