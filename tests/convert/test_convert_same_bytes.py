@@ -90,18 +90,24 @@ def test_a_stop_before_any_write_loses_nothing(
     assert files_of(tmp_path / "out") == reference
 
 
-def kill_until_done(words: list[str], kills: int, seed: int, env: dict[str, str]) -> int:
+def kill_until_done(words: list[str], out: Path, kills: int, seed: int) -> int:
+    """Kill at random instants, half of them between parts; how often it was killed."""
     chance = random.Random(seed)
     command_line = [sys.executable, "-m", "convert.cli", *words]
+    receipts = out / ".convert/receipts"
     for number in range(kills):
-        child = subprocess.Popen(command_line, env=env, stderr=subprocess.DEVNULL)
-        time.sleep(chance.uniform(0.2, 2.0))
-        if child.poll() is not None:
-            assert child.returncode == 0
-            return number
+        before = len(list(receipts.glob("*.json")))
+        child = subprocess.Popen(command_line, stderr=subprocess.DEVNULL)
+        if number % 2:
+            time.sleep(chance.uniform(0.05, 1.0))
+        else:
+            wanted = before + chance.randint(1, 4)
+            while child.poll() is None and len(list(receipts.glob("*.json"))) < wanted:
+                time.sleep(0.005)
         child.send_signal(signal.SIGKILL)
-        child.wait()
-    assert subprocess.run(command_line, env=env, check=False).returncode == 0
+        if child.wait() == 0:
+            return number
+    assert subprocess.run(command_line, check=False).returncode == 0
     return kills
 
 
@@ -109,7 +115,7 @@ def test_killed_jobs_end_with_the_same_bytes(
     corpus: Path, reference: dict[str, bytes], tmp_path: Path
 ) -> None:
     words = arguments(corpus, tmp_path / "out", "--workers", 2)
-    assert kill_until_done(words, 4, 0, dict(os.environ)) >= 1
+    assert kill_until_done(words, tmp_path / "out", 4, 0) >= 1
     assert files_of(tmp_path / "out") == reference
 
 
@@ -121,7 +127,7 @@ def test_twenty_kills_end_with_the_same_bytes(
     while kills < 20:
         out = tmp_path / f"{round_number}"
         words = arguments(corpus, out, "--workers", 1 + round_number % 3)
-        kills += kill_until_done(words, 6, round_number, dict(os.environ))
+        kills += kill_until_done(words, out, 6, round_number)
         assert files_of(out) == reference
         round_number += 1
 
