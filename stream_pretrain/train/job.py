@@ -209,7 +209,7 @@ class Job:
             sets = evaluate(self.fabric, self.model, self.holdouts)
         self.observer.evaluation(step=self.state.step, sets=sets)
         mean = sum(found["loss"] for found in sets.values()) / len(sets)
-        if not self.state.best or mean < self.state.best["loss"]:
+        if math.isfinite(mean) and mean < self.state.best.get("loss", math.inf):
             self.state.best = {"step": self.state.step, "loss": mean}
 
     def save(self) -> None:

@@ -179,6 +179,7 @@ def test_tied_embeddings_stay_tied_over_a_resume(
     ranks: int, strategy: str, short: Short, plain: Path, tmp_path: Path
 ) -> None:
     settings = {"model__tie_embeddings": True, "compute__strategy": strategy, "ranks": ranks}
+    settings["checkpoint__asynchronous"] = False
     whole = short(f"tied-{strategy}", **settings)
     own = Short(short.nursery, short.dataset, tmp_path)
     for kill in (Kill("updated", 5), None):  # the second start finds step 3
