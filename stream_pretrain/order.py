@@ -8,12 +8,18 @@ samples: that is the dataset's work.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Literal
 
 MOST_CANONICAL_NODES = 64
+SHUFFLE_WINDOW = 1 << 22
+"""Samples that an epoch mixes at any time, as many as streaming does on one node. Four times as
+many mix better, but nearly four times as many shards must come before the first steps and be kept
+(benchmarks/order.py)."""
+SHARDS_PER_BLOCK = 4
 ShuffleAlgo = Literal["py1s", "py2s", "py1br", "py1e", "naive"]
 
 
@@ -29,7 +35,7 @@ class Order:
     drawn: tuple[int, ...]
     canonical_nodes: int
     shuffle: bool = True
-    shuffle_algo: ShuffleAlgo = "py1br"
+    shuffle_algo: ShuffleAlgo = "py1e"
     shuffle_block_size: int = 1 << 18
     shuffle_seed: int = 0
     sampling_method: Literal["balanced"] = "balanced"
@@ -58,6 +64,17 @@ def canonical_nodes(global_batch: int) -> int:
         raise ValueError(f"global_batch must be at least 1, got {global_batch}")
     most = min(MOST_CANONICAL_NODES, global_batch)
     return next(n for n in range(most, 0, -1) if global_batch % n == 0)
+
+
+def shuffle_block(nodes: int, samples_per_shard: Sequence[float]) -> int:
+    """Samples that are shuffled together within one of the canonical `nodes`.
+
+    A share of the window, but some shards at least: a shard as long as its block is not mixed with
+    others. `samples_per_shard` has one entry a stream.
+    """
+    return max(
+        SHUFFLE_WINDOW // nodes, *(math.ceil(SHARDS_PER_BLOCK * n) for n in samples_per_shard)
+    )
 
 
 def apportion(total: int, shares: Sequence[Fraction]) -> tuple[int, ...]:

@@ -14,10 +14,8 @@ from dataclasses import dataclass, replace
 from stream_pretrain.config.sections import Config
 from stream_pretrain.config.types import Span
 from stream_pretrain.errors import ConfigError, Fault
-from stream_pretrain.order import Order, canonical_nodes, samples_drawn
+from stream_pretrain.order import Order, canonical_nodes, samples_drawn, shuffle_block
 from stream_pretrain.schema import ModelFacts, StreamFacts, World
-
-DEFAULT_SHUFFLE_BLOCK = 1 << 18
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -307,8 +305,9 @@ def _order(config: Config, streams: Sequence[StreamFacts], faults: list[Fault]) 
         drawn=drawn,
         canonical_nodes=nodes,
         shuffle=shuffle.algo != "none",
-        shuffle_algo="py1br" if shuffle.algo == "none" else shuffle.algo,
-        shuffle_block_size=shuffle.block_size or DEFAULT_SHUFFLE_BLOCK,
+        shuffle_algo="py1e" if shuffle.algo == "none" else shuffle.algo,
+        shuffle_block_size=shuffle.block_size
+        or shuffle_block(nodes, [s.samples / s.shards for s in streams]),
         shuffle_seed=config.run.seed if shuffle.seed is None else shuffle.seed,
         sampling_granularity=shuffle.sampling_granularity,
         batching_method=config.data.batching,

@@ -163,11 +163,13 @@ class StreamConfig(Section):
 class ShuffleConfig(Section):
     """The order of samples within an epoch. Each key is part of the data fingerprint."""
 
-    algo: Literal["py1br", "py1e", "py1s", "py2s", "naive", "none"] = "py1br"
-    """Streaming's shuffle algorithm; `none`: in the order of the shards."""
+    algo: Literal["py1br", "py1e", "py1s", "py2s", "naive", "none"] = "py1e"
+    """Streaming's shuffle algorithm; `none`: in the order of the shards. `py1e` mixes best for the
+    shards that it needs at once, `py1s` and `py2s` need fewest."""
 
     block_size: PositiveCount | None = None
-    """Samples that are shuffled together by `py1br` and `py1e`; null: 262144."""
+    """Samples that `py1br` and `py1e` shuffle together in each canonical node; null: 4194304 over
+    the canonical nodes, at least four shards. More mixes better and must fetch more at once."""
 
     seed: Count | None = None
     """Seed of the order; null: `run.seed`."""

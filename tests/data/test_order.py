@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from stream_pretrain.data.position import EpochClock
 from stream_pretrain.data.replay import epoch_steps, partitioned_ids, steps_of
-from stream_pretrain.order import Order, apportion, canonical_nodes, samples_drawn
+from stream_pretrain.order import Order, apportion, canonical_nodes, samples_drawn, shuffle_block
 
 # Blocks smaller than shards are a poor shuffle but must be exact all the same.
 pytestmark = pytest.mark.filterwarnings("ignore:Shuffle block size was smaller")
@@ -171,3 +171,9 @@ def test_an_epochs_end_is_the_beginning_of_the_next() -> None:
     assert clock.steps_left_in_epoch(14) == 1
     with pytest.raises(ValueError, match="at least 0"):
         clock.position(-1)
+
+
+def test_a_block_is_a_share_of_the_window_and_at_least_four_shards() -> None:
+    assert shuffle_block(64, [8184.0]) == 65536
+    assert shuffle_block(64, [8184.0, 65000.5]) == 260002
+    assert shuffle_block(1, [8184.0]) == 4194304

@@ -52,8 +52,8 @@ def copy_of(half: Path, tmp_path: Path) -> Path:
 
 
 ORDER = {
-    "shuffle algorithm": ({"data__shuffle__algo": "py1e"}, "shuffle_algo: py1br -> py1e"),
-    "block size": ({"data__shuffle__block_size": 64}, "shuffle_block_size: 262144 -> 64"),
+    "shuffle algorithm": ({"data__shuffle__algo": "py1br"}, "shuffle_algo: py1e -> py1br"),
+    "block size": ({"data__shuffle__block_size": 64}, "shuffle_block_size: 524288 -> 64"),
     "shuffle seed": ({"data__shuffle__seed": 99}, "shuffle_seed: 3 -> 99"),
     "sampling granularity": (
         {"data__shuffle__sampling_granularity": 7},

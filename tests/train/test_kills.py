@@ -115,7 +115,7 @@ def test_the_samples_of_every_step_are_those_of_the_order_functions(
         drawn=(LAST * 8,),
         canonical_nodes=8,
         shuffle_seed=3,
-        shuffle_block_size=1 << 18,
+        shuffle_block_size=1 << 19,
     )
     taken = recorded(whole.with_suffix(".samples"))
     for epoch in range(3):
