@@ -164,13 +164,12 @@ def _micro_batch(config: Config, world: World, faults: list[Fault]) -> int:
     share = size // world.world_size
     micro = config.batch.micro_size or share
     if share % micro:
-        divisors = [n for n in range(1, share + 1) if share % n == 0]
         faults.append(
             Fault(
                 path="batch.micro_size",
                 found=str(micro),
                 remedy=f"must divide the {share} samples of a rank (global_size {size} over "
-                f"{world.world_size} ranks); one of {_shortened(divisors)}",
+                f"{world.world_size} ranks); one of {_shortened(_divisors(share))}",
             )
         )
         return 1
@@ -271,7 +270,8 @@ def _order(config: Config, streams: Sequence[StreamFacts], faults: list[Fault]) 
             Fault(
                 path="data.shuffle.canonical_nodes",
                 found=str(nodes),
-                remedy=f"must divide batch.global_size {size}; for example {canonical_nodes(size)}",
+                remedy=f"must divide batch.global_size {size}; one of "
+                f"{_shortened(_divisors(size))}",
             )
         )
     drawn = samples_drawn(
@@ -387,6 +387,10 @@ def span_steps(span: Span | None, total_steps: int, tokens_per_step: int) -> int
 def _nearest_multiples(value: int, of: int) -> str:
     below = value // of * of
     return f"{below} or {below + of}" if below else str(of)
+
+
+def _divisors(number: int) -> list[int]:
+    return [n for n in range(1, number + 1) if number % n == 0]
 
 
 def _shortened(values: Sequence[int]) -> str:
