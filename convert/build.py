@@ -3,30 +3,25 @@
 from __future__ import annotations
 
 import heapq
-import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from typing import Any
 
 from convert.config import BuildConfig
 from convert.content import content_hash
-from convert.document import BadRecords, Reading
-from convert.encoder_check import Choice, choose_encoder
+from convert.document import Reading
 from convert.engines.calls import Call, Engine
-from convert.engines.local import InlineEngine, LocalEngine
+from convert.engines.start import start_engine
 from convert.inputs import InputFile, find_inputs
 from convert.job import Job, TextRules, Validation, parse_validation
-from convert.memory import give_back
 from convert.parts import Task, automatic_part_size, plan_tasks
 from convert.publish import publish_splits
-from convert.readers import read_task
 from convert.receipts import Receipt
 from convert.shards import ShardFormat
 from convert.staging import Before, check_files, claim, discard, owned, sweep
 from convert.vocabulary import load_vocabulary
-from convert.work import left_out
 from convert.written import write_checked
 from stream_pretrain.errors import ConfigError
 from stream_pretrain.observe.console import Mode, Progress
@@ -54,26 +49,12 @@ def build(config: BuildConfig, *, progress: Mode = "off") -> Built:
             before = claim(job.store, identity, overwrite=config.overwrite)
             if before.card is not None:
                 return Built(card=before.card, was_there=True)
-            job, choice = choose(config, job, tasks, engine)
-            give_back()
+            if job.validation.number:
+                job = replace(job, validation=find_threshold(job, tasks, engine))
             receipts, hashes = run(job, tasks, before, engine, progress)
             check_files(job.store, receipts)
-            card = publish(
-                job, config, receipts, hashes, {"encoder": asdict(choice), "job": identity}
-            )
+            card = publish(job, config, receipts, hashes, identity)
     return Built(card=card, was_there=False)
-
-
-def start_engine(config: BuildConfig) -> Engine:
-    """Processes start to load while the inputs are looked for."""
-    if config.engine == "ray":
-        from convert.engines.ray_cluster import RayEngine
-
-        return RayEngine(config.ray_address)
-    workers = config.workers or len(os.sched_getaffinity(0))
-    if workers == 1 or "-" in config.input:
-        return InlineEngine()
-    return LocalEngine(workers)
 
 
 def prepare(config: BuildConfig) -> Job:
@@ -111,7 +92,7 @@ def prepare(config: BuildConfig) -> Job:
         packing=config.packing,
         shards=form,
         part_bytes=config.part_size or automatic_part_size(sum(file.size for file in files)),
-        encoder="tokenizers",
+        encoder=config.encoder,
         store=open_store(config.out, config.storage),
     )
 
@@ -128,18 +109,6 @@ def identify(config: BuildConfig, job: Job) -> dict[str, Any]:
         "zstandard": version("zstandard") if job.shards.compression else None,
         "inputs": {file.label: [file.size, file.stamp] for file in job.files},
     }
-
-
-def choose(
-    config: BuildConfig, job: Job, tasks: Sequence[Task], engine: Engine
-) -> tuple[Job, Choice]:
-    """Settle what only the documents tell: encoder, and threshold of a validation number."""
-    texts = () if any(file.is_stdin for file in job.files) else _texts(job, tasks)
-    choice = choose_encoder(config.encoder, job.vocabulary, config.special_in_text, texts)
-    job = replace(job, encoder=choice.name)
-    if job.validation.number:
-        job = replace(job, validation=find_threshold(job, tasks, engine))
-    return job, choice
 
 
 def find_threshold(job: Job, tasks: Sequence[Task], engine: Engine) -> Validation:
@@ -199,7 +168,7 @@ def publish(
     config: BuildConfig,
     receipts: Sequence[Receipt],
     hashes: Mapping[int, str],
-    notes: Mapping[str, Any],
+    identity: Mapping[str, Any],
 ) -> Card:
     """Write the splits, then the card; then staging may go."""
     expected = config.validation != "none"
@@ -221,7 +190,13 @@ def publish(
         ),
         settings=config.recorded(),
         versions={name: version(name) for name in ("stream-pretrain", "tokenizers", "zstandard")},
-        notes={**notes, "tallies": _tallies(receipts), "padding": padding, "bad_records": bad[:20]},
+        notes={
+            "job": identity,
+            "encoder": dict(receipts[0].encoder),
+            "tallies": _tallies(receipts),
+            "padding": padding,
+            "bad_records": bad[:20],
+        },
     )
     sweep(job.store)
     write_checked(job.store, CARD_NAME, card.to_json().encode())
@@ -241,14 +216,6 @@ def _source(
         documents=sum(documents for documents, _ in counts),
         tokens=sum(tokens for _, tokens in counts),
     )
-
-
-def _texts(job: Job, tasks: Sequence[Task]) -> Iterator[str]:
-    bad = BadRecords(skip=job.skip_bad_records)
-    for task in tasks:
-        for document in read_task(task, job.files, job.reading, bad):
-            if left_out(document, job.text) is None:
-                yield document.text or ""
 
 
 def _size_done(tasks: Sequence[Task], before: Before) -> int:

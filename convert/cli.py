@@ -84,6 +84,9 @@ def _build(words: list[str]) -> int:
     if loaded.print_config:
         print(loaded.to_yaml(), end="")
         return 0
+    from convert.engines.start import warm_up
+
+    warm_up(loaded.config)
     from convert.build import build
 
     signal.signal(signal.SIGTERM, _stop)

@@ -58,38 +58,28 @@ class Choice:
     reason: str
 
 
-def make_encoder(name: EncoderName, vocabulary: Vocabulary, special: SpecialRule) -> Encoder:
-    """The encoder called `name`."""
-    if name == "bytes":
-        return ByteEncoder()
-    if name == "gigatoken":
-        return TrustedEncoder(vocabulary, special)
-    return TokenizersEncoder(vocabulary, special)
-
-
 def choose_encoder(
     wanted: str, vocabulary: Vocabulary, special: SpecialRule, texts: Iterable[str]
-) -> Choice:
+) -> tuple[Choice, Encoder]:
     """`wanted` is `auto` or a name; a named encoder that cannot be used is a `ConfigError`."""
     if vocabulary.is_bytes and special == "plain" and wanted == "auto":
-        return Choice(name="bytes", reason="ids are the bytes")
+        return Choice(name="bytes", reason="ids are the bytes"), ByteEncoder()
     if wanted == "tokenizers":
-        return Choice(name="tokenizers", reason="asked for")
-    fault = gigatoken_fault(vocabulary, special, texts)
-    if fault is None:
-        return Choice(
-            name="gigatoken",
-            reason=f"gigatoken {version('gigatoken')}: same ids on the first documents",
-        )
+        choice = Choice(name="tokenizers", reason="asked for")
+        return choice, TokenizersEncoder(vocabulary, special)
+    fast = checked_gigatoken(vocabulary, special, texts)
+    if not isinstance(fast, str):
+        reason = f"gigatoken {version('gigatoken')}: same ids on the first documents"
+        return Choice(name="gigatoken", reason=reason), fast
     if wanted == "gigatoken":
-        raise ConfigError(f"--encoder gigatoken: {fault}. Use --encoder auto.")
-    return Choice(name="tokenizers", reason=fault)
+        raise ConfigError(f"--encoder gigatoken: {fast}. Use --encoder auto.")
+    return Choice(name="tokenizers", reason=fast), TokenizersEncoder(vocabulary, special)
 
 
-def gigatoken_fault(
+def checked_gigatoken(
     vocabulary: Vocabulary, special: SpecialRule, texts: Iterable[str]
-) -> str | None:
-    """Why gigatoken may not be used here, or None."""
+) -> TrustedEncoder | str:
+    """The fast encoder, or why it may not be used here."""
     try:
         version("gigatoken")
         fast = TrustedEncoder(vocabulary, special)
@@ -102,7 +92,7 @@ def gigatoken_fault(
     hard = [*HARD_STRINGS, *(f"a{token}b {token}{token}\n{token}" for token in specials)]
     checked = [*hard, *_some(texts)]
     if same_ids(fast, exact, checked):
-        return None
+        return fast
     first = next((text for text in checked if not same_ids(fast, exact, [text])), "")
     return f"gigatoken gives other ids for {first[:40]!r}"
 

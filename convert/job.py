@@ -9,7 +9,7 @@ from typing import Literal
 import xxhash
 
 from convert.document import TRAIN, VALIDATION, Reading
-from convert.encode import EncoderName, SpecialRule
+from convert.encode import SpecialRule
 from convert.inputs import InputFile
 from convert.shards import ShardFormat
 from convert.vocabulary import Vocabulary
@@ -83,5 +83,5 @@ class Job:
     packing: Literal["flow", "best_fit"]
     shards: ShardFormat
     part_bytes: int
-    encoder: EncoderName
+    encoder: Literal["auto", "gigatoken", "tokenizers"]
     store: Store

@@ -84,7 +84,7 @@ class PartResult:
         for rows in split.packer.add(documents, framed, sizes):
             self._write_shard(name, split, rows)
 
-    def finish(self, bad: BadRecords, *, is_last: bool) -> Receipt:
+    def finish(self, bad: BadRecords, *, is_last: bool, encoder: Mapping[str, str]) -> Receipt:
         """Write the last shards and the provenance."""
         if bad.count:
             self.count("bad_records", bad.count)
@@ -100,6 +100,7 @@ class PartResult:
             tallies=self._tallies,
             files=self._files,
             bad_records=tuple(bad.shown),
+            encoder=encoder,
         )
 
     def _finish(self, name: str, split: _Split) -> SplitReceipt:

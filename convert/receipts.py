@@ -37,7 +37,7 @@ class Receipt:
 
     `read` counts the documents that its reader gave, `is_last` ends the task. `sources` holds
     (documents, tokens) by file number, `tallies` counts of documents left out and the like, `files`
-    sizes by key.
+    sizes by key, `encoder` which one ran and why.
     """
 
     task: int
@@ -49,6 +49,7 @@ class Receipt:
     tallies: Mapping[str, int]
     files: Mapping[str, int]
     bad_records: tuple[str, ...] = field(default=())
+    encoder: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -77,6 +78,7 @@ class Receipt:
             tallies=plain["tallies"],
             files=plain["files"],
             bad_records=tuple(plain["bad_records"]),
+            encoder=plain["encoder"],
         )
 
 

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict
 from itertools import chain, islice
 
 from convert.document import BadRecords, Document
-from convert.encode import special_pattern
-from convert.encoder_check import guard_part, make_encoder
+from convert.encode import Encoder, special_pattern
+from convert.encoder_check import Choice, choose_encoder, guard_part
 from convert.job import Job, TextRules, id_hash
 from convert.memory import give_back
 from convert.part_result import PartResult, receipt_key
-from convert.parts import Task
+from convert.parts import Task, plan_tasks
 from convert.readers import read_task
 from convert.receipts import Receipt
 from convert.trusted import TrustedEncoder
@@ -31,15 +32,15 @@ class Worker:
     """Converts tasks of one job; holds the loaded tokenizers."""
 
     def __init__(self, job: Job, report: Report = lambda _size, _documents, _tokens: None) -> None:
-        """Load what every task needs."""
+        """Load nothing yet: hashing needs no tokenizer."""
         self.job = job
         self._report = report
-        special = job.text.special_in_text
-        self._encoder = make_encoder(job.encoder, job.vocabulary, special)
+        self._loaded: tuple[Choice, Encoder] | None = None
         self._specials = special_pattern(job.vocabulary)
 
     def convert(self, task: Task, done: Mapping[int, Receipt]) -> list[Receipt]:
         """All parts of a task; those in `done` are passed over. Receipts of the others."""
+        choice, encoder = self._chosen()
         bad = BadRecords(skip=self.job.skip_bad_records)
         documents = _Ahead(read_task(task, self.job.files, self.job.reading, bad))
         receipts: list[Receipt] = []
@@ -48,9 +49,10 @@ class Worker:
         while not is_last:
             bad.clear()
             result = PartResult(self.job, task.index, part)
-            self._convert_part(result, documents, self.job.part_bytes if task.is_chain else None)
+            limit = self.job.part_bytes if task.is_chain else None
+            self._convert_part(result, documents, limit, encoder)
             is_last = documents.is_empty()
-            receipt = result.finish(bad, is_last=is_last)
+            receipt = result.finish(bad, is_last=is_last, encoder=asdict(choice))
             self.job.store.write(receipt_key(receipt.name), receipt.to_json())
             self._tell(task, receipt)
             receipts.append(receipt)
@@ -67,9 +69,12 @@ class Worker:
         return heapq.nsmallest(number, (id_hash(document.id) for document in kept))
 
     def _convert_part(
-        self, result: PartResult, documents: Iterator[Document], limit: int | None
+        self,
+        result: PartResult,
+        documents: Iterator[Document],
+        limit: int | None,
+        encoder: Encoder,
     ) -> None:
-        encoder = self._encoder
         is_guarded = not isinstance(encoder, TrustedEncoder)
         for batch in _batches(documents, limit):
             result.read += len(batch)
@@ -83,6 +88,26 @@ class Worker:
                     if found:
                         result.count("special_strings", len(found))
             result.add(kept, encoder)
+
+    def _chosen(self) -> tuple[Choice, Encoder]:
+        """Each worker settles for itself which encoder it may use; the ids are the same."""
+        if self._loaded is None:
+            job = self.job
+            special = job.text.special_in_text
+            self._loaded = choose_encoder(job.encoder, job.vocabulary, special, self._first_texts())
+            give_back()
+        return self._loaded
+
+    def _first_texts(self) -> Iterator[str]:
+        """The job's own first documents, if they can be read twice."""
+        job = self.job
+        if any(file.is_stdin for file in job.files):
+            return
+        bad = BadRecords(skip=job.skip_bad_records)
+        for task in plan_tasks(job.files, job.part_bytes):
+            for document in read_task(task, job.files, job.reading, bad):
+                if left_out(document, job.text) is None:
+                    yield document.text or ""
 
     def _leave_out(self, document: Document, result: PartResult) -> bool:
         why = left_out(document, self.job.text)

@@ -21,7 +21,6 @@ from convert.job import Job
 from convert.work import Worker
 from stream_pretrain.errors import StreamPretrainError
 
-PRELOADED = ["convert.engines.local", "convert.readers", "pyarrow.parquet", "gigatoken", "awkward"]
 _worker: Worker | None = None
 
 
@@ -42,13 +41,9 @@ class LocalEngine:
     """A pool of processes."""
 
     def __init__(self, workers: int) -> None:
-        """Start the fork server; workers start with the first task."""
+        """Workers start with the first task."""
         self._workers = workers
         self._context = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload(PRELOADED)
-        from multiprocessing import forkserver
-
-        forkserver.ensure_running()
 
     def run(self, job: Job, calls: Sequence[Call], counts: Callable[..., None]) -> Iterator[Any]:
         """Results as they come; the first error ends all. A single task needs no other process."""

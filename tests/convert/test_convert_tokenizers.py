@@ -15,13 +15,12 @@ import pytest
 from corpora import build, card_of, command, rows_of, texts, write_jsonl
 
 from convert.byte_tokenizer import END_OF_TEXT, byte_tokenizer_files
-from convert.encode import GigatokenEncoder, TokenizersEncoder
+from convert.encode import ByteEncoder, GigatokenEncoder, TokenizersEncoder
 from convert.encoder_check import (
     HARD_STRINGS,
+    checked_gigatoken,
     choose_encoder,
-    gigatoken_fault,
     guard_part,
-    make_encoder,
     same_ids,
 )
 from convert.trusted import (
@@ -95,16 +94,16 @@ def test_the_tokenizer_copy_is_loaded_by_all_three_libraries(
 def test_the_byte_tokenizers_ids_are_the_bytes() -> None:
     byte = load_vocabulary("byte")
     everything = "".join(map(chr, range(0x800))) + "中🏳️"
-    for name in ("bytes", "tokenizers"):
-        ids, lengths = make_encoder(name, byte, "plain").encode([everything, "", "x"])
+    for encoder in (ByteEncoder(), TokenizersEncoder(byte, "plain")):
+        ids, lengths = encoder.encode([everything, "", "x"])
         assert bytes(ids.astype(np.uint8)) == everything.encode() + b"x"
         assert lengths.tolist() == [len(everything.encode()), 0, 1]
 
 
 def test_both_encoders_give_the_same_ids_on_hard_strings(vocabulary: Vocabulary) -> None:
     pytest.importorskip("gigatoken")
-    assert gigatoken_fault(vocabulary, "plain", texts(50)) is None
-    assert gigatoken_fault(vocabulary, "act", texts(50)) is None
+    for rule in ("plain", "act"):
+        assert isinstance(checked_gigatoken(vocabulary, rule, texts(50)), TrustedEncoder)
     fast = GigatokenEncoder(vocabulary, "plain")
     assert same_ids(fast, TokenizersEncoder(vocabulary, "plain"), [*HARD_STRINGS, *texts(99)])
 
@@ -179,7 +178,7 @@ def test_the_fast_encoder_is_left_where_it_differs(
 ) -> None:
     pytest.importorskip("gigatoken")
     monkeypatch.setattr("convert.encoder_check.TrustedEncoder", Wrong)
-    choice = choose_encoder("auto", vocabulary, "plain", texts(5))
+    choice, _ = choose_encoder("auto", vocabulary, "plain", texts(5))
     assert choice.name == "tokenizers"
     assert "gigatoken gives other ids for" in choice.reason
     with pytest.raises(ConfigError, match=r"Use --encoder auto"):
@@ -190,10 +189,10 @@ def test_the_fast_encoder_is_left_where_it_cannot_load(
     vocabulary: Vocabulary, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "gigatoken.gigatoken_rs", None)
-    assert gigatoken_fault(vocabulary, "plain", ()) == "gigatoken is not installed"
+    assert checked_gigatoken(vocabulary, "plain", ()) == "gigatoken is not installed"
     monkeypatch.undo()
     monkeypatch.setattr("convert.encoder_check.TrustedEncoder", Unloadable)
-    fault = gigatoken_fault(vocabulary, "plain", ())
+    fault = checked_gigatoken(vocabulary, "plain", ())
     assert fault == "gigatoken cannot load this tokenizer (unknown pre-tokenizer)"
 
 
