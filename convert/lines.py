@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterator
 from typing import BinaryIO
 
-BLOCK_BYTES = 2 << 20
+BLOCK_BYTES = 1 << 20
 SEARCH_BYTES = 1 << 16
 LINE = re.compile(rb"\n")
 TEXT_LINE = re.compile(rb"[!-~]\n(?=[!-~])")

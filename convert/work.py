@@ -22,7 +22,7 @@ from convert.readers import read_task
 from convert.receipts import Receipt
 from convert.trusted import TrustedEncoder
 
-BATCH_CHARACTERS = 1 << 20
+BATCH_CHARACTERS = 1 << 19
 
 Report = Callable[[int, int, int], None]
 """Called with (input bytes, documents, tokens) that were just finished."""
