@@ -57,8 +57,7 @@ class BucketStore(Store):
 
     @property
     def _tag(self) -> Literal["e_tag", "version"]:
-        """What conditions compare: etags, but generations in GCS, which the client asks for there.
-        """
+        """What conditions compare: etags; in GCS, where the client asks for them, generations."""
         return "version" if self.place.scheme == "gs" else "e_tag"
 
     def head(self, key: str) -> ObjectInfo | None:

@@ -36,8 +36,7 @@ CREDENTIALS_LIVE = timedelta(minutes=10)
 def make_client(
     place: Location, config: StorageConfig, *, retries: int, read_timeout_s: float
 ) -> ObjectStore:
-    """A fresh client for `place.bucket`, which tries each request again `retries` times by itself.
-    """
+    """A fresh client for `place.bucket`; by itself it tries each request again `retries` times."""
     try:
         options = _common(retries, read_timeout_s, allow_http=_is_plain_http(place, config))
         if place.scheme == "s3":

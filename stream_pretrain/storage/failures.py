@@ -86,8 +86,7 @@ def explain(error: BaseException) -> tuple[str, str]:
 
 
 def _client_failure(text: str, head: str) -> tuple[str, str]:
-    """Failures for which the client has no class of its own: HTTP status, connection, credentials.
-    """
+    """Failures for which the client has no class: HTTP status, connection, credentials."""
     if "token request" in head or "performing GET http://169.254" in head:
         return "denied", "no credentials in the environment, and none from this machine"
     status = _STATUS.search(head)

@@ -17,8 +17,7 @@ TEMPORARY_SUFFIX = ".tmp"
 
 
 def temporary_name(path: Path) -> Path:
-    """A name beside `path` that no other process or thread uses, and that a cache scan recognises.
-    """
+    """A name beside `path` that nobody else uses, and that a cache scan recognises."""
     return path.with_name(f"{path.name}.{os.getpid()}-{secrets.token_hex(4)}{TEMPORARY_SUFFIX}")
 
 
