@@ -130,7 +130,7 @@ class Store(ABC):
 
     @abstractmethod
     def upload(self, path: Path, key: str) -> ObjectInfo:
-        """Send a file of any size, then ask the store what it holds: the size must be the file's."""
+        """Send a file of any size, then ask the store what it holds: size must be the file's."""
 
     @abstractmethod
     def delete(self, key: str) -> None:
