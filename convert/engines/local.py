@@ -62,14 +62,26 @@ class LocalEngine:
         futures = [pool.submit(_perform, call) for call in calls]
         try:
             yield from _results(futures)
-        finally:
-            pool.shutdown(cancel_futures=True)
-            reports.put(None)
-            reader.join()
-            reports.close()
+        except BaseException:
+            _end_workers(pool)
+            raise
+        pool.shutdown()
+        reports.put(None)
+        reader.join()
+        reports.close()
 
     def close(self) -> None:
         """Nothing to end: the fork server leaves with this process."""
+
+
+def _end_workers(pool: ProcessPoolExecutor) -> None:
+    """End tasks in the middle, which their files survive: a task may be a file of 100 GB.
+
+    The queue of reports is left alone: a worker may have died with its lock.
+    """
+    for child in multiprocessing.active_children():
+        child.terminate()
+    pool.shutdown(cancel_futures=True)
 
 
 def _results(futures: Sequence[Future[Any]]) -> Iterator[Any]:

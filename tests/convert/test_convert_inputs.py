@@ -28,6 +28,8 @@ from convert.inputs import find_inputs, natural_key
 from convert.mds_reader import read_mds
 from convert.parts import Span, plan_tasks
 from convert.readers import read_task
+from stream_pretrain.errors import ConfigError
+from stream_pretrain.storage.store import open_store
 
 
 def expected_stream(rows: list[dict[str, Any]], seq_len: int = 32) -> bytes:
@@ -238,3 +240,38 @@ def test_an_mds_shard_is_read_by_its_own_description(tmp_path: Path) -> None:
     file = find_inputs([str(tmp_path / "m")])[0]
     read = read_mds(Span(file=0, start=0, end=None), file, Reading(), BadRecords())
     assert [document.text for document in read] == texts(5)
+
+
+def test_no_inputs_are_no_job() -> None:
+    with pytest.raises(ConfigError, match="--input is missing"):
+        find_inputs([])
+
+
+def test_a_hugging_face_dataset_is_fetched_and_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_jsonl(tmp_path / "data/train-0.jsonl", 5)
+    write_jsonl(tmp_path / "data/test-0.jsonl", 5)
+    asked: dict[str, Any] = {}
+
+    def fetch(name: str, **options: Any) -> str:
+        asked.update(options, name=name)
+        return str(tmp_path)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", fetch)
+    files = find_inputs(["hf://datasets/org/web@v1/data/train-*.jsonl"])
+    assert [file.label for file in files] == ["train-0.jsonl"]
+    assert (asked["name"], asked["revision"]) == ("org/web", "v1")
+    assert asked["allow_patterns"] == "data/train-*.jsonl"
+    assert len(find_inputs(["web=hf://datasets/org/web"])) == 2
+
+
+def test_tables_are_read_from_a_bucket(bucket: str, tmp_path: Path, capsys: Any) -> None:
+    pq.write_table(pa.Table.from_pylist(records(300)), tmp_path / "c.parquet", row_group_size=50)
+    open_store(bucket).write("c.parquet", (tmp_path / "c.parquet").read_bytes())
+    run = build(capsys, "--input", f"{bucket}/c.parquet", "--out", tmp_path / "out")
+    assert run.code == 0, run.err
+    assert stream_bytes(tmp_path / "out") == expected_stream(records(300))
+    run = build(capsys, "--input", f"{bucket}/d.parquet", "--out", tmp_path / "none")
+    assert run.code == 1
+    assert "no such file, directory or match" in run.err

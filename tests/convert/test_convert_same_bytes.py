@@ -149,6 +149,16 @@ def test_a_terminated_job_says_that_it_goes_on(
     assert files_of(tmp_path / "out") == reference
 
 
+def test_an_error_in_one_part_ends_the_others_at_once(tmp_path: Path) -> None:
+    write_jsonl(tmp_path / "in/long.jsonl.gz", 4000)
+    (tmp_path / "in/bad.jsonl").write_text("{]\n")
+    words = arguments(tmp_path / "in", tmp_path / "out", "--workers", 2)
+    done = process(*words, timeout=60)
+    assert done.returncode == 1
+    assert "bad.jsonl, line 1: invalid JSON" in done.stderr
+    assert len(list((tmp_path / "out/.convert/receipts").glob("*.json"))) < 150
+
+
 def test_a_bucket_receives_the_same_bytes(
     corpus: Path, reference: dict[str, bytes], bucket: str, capsys: Any
 ) -> None:
