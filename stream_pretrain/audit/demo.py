@@ -27,7 +27,7 @@ from stream_pretrain.audit.compare import Ending, differences, ending
 from stream_pretrain.errors import ConfigError, Fault
 from stream_pretrain.storage.store import open_store
 
-CORPUS_BYTES = 1_300_000
+CORPUS_BYTES = 800_000
 VOCAB_SIZE = 2048
 SEQ_LEN = 128
 PROMPT = "def "

@@ -1,4 +1,6 @@
-"""Promise 8: every batch can be explained, the digest can be made again, and damage is found and named."""
+"""Promise 8: every batch can be explained, the digest can be made again, and damage is found and
+named.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ def ask(nursery: Nursery, place: Path, *arguments: str) -> tuple[int, str]:
 def answer(text: str) -> object:
     """The JSON document in an output that also has progress lines."""
     begin = min(place for place in (text.find("\n{"), text.find("\n["), 0) if place >= 0)
-    candidates = [text[i:] for i, c in enumerate(text) if c in "{[" and (i == 0 or text[i - 1] == "\n")]
+    candidates = [
+        text[i:] for i, c in enumerate(text) if c in "{[" and (i == 0 or text[i - 1] == "\n")
+    ]
     assert candidates, text[begin:]
     value, _ = json.JSONDecoder().raw_decode(candidates[0])
     return value
@@ -182,9 +186,7 @@ def test_steps_missing_from_the_metrics_are_named(
     assert "1 steps are missing, the first is 9" in text
 
 
-def test_a_damaged_shard_is_named(
-    nursery: Nursery, dataset: Path, tmp_path: Path
-) -> None:
+def test_a_damaged_shard_is_named(nursery: Nursery, dataset: Path, tmp_path: Path) -> None:
     data = tmp_path / "data"
     shutil.copytree(dataset, data)
     arguments = fit_arguments(data, tmp_path / "run", stop__max_epochs=1)
@@ -212,6 +214,8 @@ def test_data_that_is_no_longer_the_same_is_not_replayed(
     assert "Point to the data as it was" in text
 
 
-def test_a_run_without_checkpoints_is_not_verified(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_run_without_checkpoints_is_not_verified(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     assert main(["verify", str(tmp_path)]) == 1
     assert "metrics.jsonl" in capfd.readouterr().err

@@ -1,4 +1,6 @@
-"""Data and run in a bucket: a cold cache, kills, another machine, faults on the way; over HTTP against a real S3 server."""
+"""Data and run in a bucket: a cold cache, kills, another machine, faults on the way; over HTTP
+against a real S3 server.
+"""
 
 from __future__ import annotations
 
@@ -75,7 +77,8 @@ def test_killed_and_gone_on_elsewhere_with_cold_caches(
         machine = tmp_path / f"machine-{number}"
         machine.mkdir()
         arguments = bucket_arguments(bucket, machine, data__workers=number % 2)
-        # The other machine sees a lease that nobody renews; here both are one host, so it is taken over at once.
+        # The other machine sees a lease that nobody renews; here both are one host, so it is taken
+        # over at once.
         done = nursery.run(
             arguments,
             tmp_path / "log",
