@@ -29,6 +29,7 @@ from stream_pretrain.data.stream import EpochStream, LoaderSettings
 from stream_pretrain.errors import ConfigError, Fault
 from stream_pretrain.model.architecture import resolve
 from stream_pretrain.model.build import check_document_mask, model_facts
+from stream_pretrain.model.tokenizers import tokenizer_faults
 from stream_pretrain.observe.console import StatusLine
 from stream_pretrain.observe.jsonl import MetricsFile
 from stream_pretrain.observe.observer import Goal, Observer
@@ -43,7 +44,7 @@ from stream_pretrain.runtime.stop import Deadline, SignalFlag
 from stream_pretrain.schema import World
 from stream_pretrain.train import continuity, rundir
 from stream_pretrain.train.datasets import holdouts, training_dataset
-from stream_pretrain.train.gather import Sources, gather
+from stream_pretrain.train.gather import Sources, gather, tokenizer_json
 from stream_pretrain.train.job import Cadence, Job, Policy
 from stream_pretrain.train.loggers import logger_faults, open_sinks
 from stream_pretrain.train.network import SHARDED, Network, make_network
@@ -87,9 +88,18 @@ def prepare(config: Config) -> Prepared:
     streams = [source.facts for source in sources.train]
     held = {name: [s.facts for s in found] for name, found in sources.holdouts.items()}
     faults += check_document_mask(config.model, eos_id_of(sources))
+    faults += _init_from_faults(config, sources)
     model = model_facts(config.model, seq_len=sequence_length(config, streams))
     planned = plan(config, world, streams, held, model, others=faults)
     return Prepared(config=config, sources=sources, plan=planned)
+
+
+def _init_from_faults(config: Config, sources: Sources) -> list[Fault]:
+    """Weights to go on from must know the data's ids."""
+    if config.model.init_from is None:
+        return []
+    of_data = tokenizer_json(sources.train[0], config)
+    return [] if of_data is None else tokenizer_faults(Path(config.model.init_from), of_data)
 
 
 def collected(work: Callable[[], _T], faults: list[Fault]) -> _T | None:

@@ -12,6 +12,7 @@ from stream_pretrain.config.sections import Config, StreamConfig
 from stream_pretrain.data.index import StreamIndex, find_stream, read_index
 from stream_pretrain.data.measure import measure
 from stream_pretrain.errors import ConfigError, DataError, Fault
+from stream_pretrain.model.tokenizers import TOKENIZER_FILE
 from stream_pretrain.schema import StreamFacts
 from stream_pretrain.storage.store import Store, open_store
 
@@ -97,3 +98,13 @@ def tokenizer_files(source: Source, config: Config) -> tuple[Store, str] | None:
         path = Path(config.data.tokenizer)
         return (open_store(path), "") if path.is_dir() else (open_store(path.parent), path.name)
     return None
+
+
+def tokenizer_json(source: Source, config: Config) -> bytes | None:
+    """The `tokenizer.json` of a run's data; None where nothing names one."""
+    place = tokenizer_files(source, config)
+    if place is None:
+        return None
+    store, prefix = place
+    key = prefix if prefix.endswith(TOKENIZER_FILE) else f"{prefix}/{TOKENIZER_FILE}".lstrip("/")
+    return None if store.head(key) is None else store.read(key)

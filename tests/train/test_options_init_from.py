@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -70,6 +71,24 @@ def test_weights_of_another_architecture_are_refused(
     own = Short(short.nursery, short.dataset, tmp_path)
     said = own.refused("run", model__config=other, model__init_from=source)
     assert "Choose a checkpoint of this architecture" in said
+
+
+def test_weights_of_another_tokenizer_are_refused(
+    short: Short, first: Path, tmp_path: Path
+) -> None:
+    source = tmp_path / "exported"
+    export_litgpt(read_trained(open_store(first), None), source)
+    file = source / "tokenizer.json"
+    body = json.loads(file.read_text())
+    body["model"]["vocab"] = {
+        token: (number + 1) % 256 if number < 256 else number
+        for token, number in body["model"]["vocab"].items()
+    }
+    file.write_text(json.dumps(body))
+    own = Short(short.nursery, short.dataset, tmp_path)
+    said = own.refused("run", model__init_from=source, loss__chunk=64)
+    assert "2 faults" in said
+    assert "its tokenizer.json is not the data's" in said
 
 
 def test_the_first_weights_are_the_same_on_every_strategy(short: Short, tmp_path: Path) -> None:
