@@ -122,6 +122,23 @@ def samples_drawn(
     return apportion(total, shares)
 
 
+def in_whole_steps(
+    drawn: Sequence[int], global_batch: int, most: Sequence[int] | None
+) -> tuple[int, ...]:
+    """`drawn` changed so that every step has the same number of samples of each stream.
+
+    `most` is what a stream may give to an epoch at most (None: any number); the stream that runs
+    short first then ends the epoch.
+    """
+    if not any(drawn):
+        return tuple(drawn)
+    shares = apportion(global_batch, [Fraction(count) for count in drawn])
+    steps = sum(drawn) // global_batch
+    if most is not None:
+        steps = min([steps, *(n // share for n, share in zip(most, shares, strict=True) if share)])
+    return tuple(share * steps for share in shares)
+
+
 def _exact(value: float) -> Fraction:
     """`0.1` as one tenth and not as the nearest binary fraction."""
     return Fraction(str(value))

@@ -14,7 +14,13 @@ from dataclasses import dataclass, replace
 from stream_pretrain.config.sections import Config
 from stream_pretrain.config.types import Span
 from stream_pretrain.errors import ConfigError, Fault
-from stream_pretrain.order import Order, canonical_nodes, samples_drawn, shuffle_block
+from stream_pretrain.order import (
+    Order,
+    canonical_nodes,
+    in_whole_steps,
+    samples_drawn,
+    shuffle_block,
+)
 from stream_pretrain.schema import ModelFacts, StreamFacts, World
 
 
@@ -280,6 +286,11 @@ def _order(config: Config, streams: Sequence[StreamFacts], faults: list[Fault]) 
         weights=[s.weight for s in config.data.train],
         repeats=[s.repeat for s in config.data.train],
     )
+    if config.data.batching == "stratified":
+        weighted = config.data.train[0].weight is not None
+        drawn = in_whole_steps(drawn, size, None if weighted else drawn)
+        nodes = _one_node(config, faults)
+        _check_block(config, drawn, faults)
     if not any(drawn):
         faults.append(
             Fault(
@@ -290,13 +301,14 @@ def _order(config: Config, streams: Sequence[StreamFacts], faults: list[Fault]) 
                 "one global batch; lower it, or convert more text or shorter samples",
             )
         )
+    whole = "a step" if config.data.batching == "stratified" else "an epoch"
     for stream, count in zip(streams, drawn, strict=True):
         if any(drawn) and count == 0:
             faults.append(
                 Fault(
                     path="data.train",
                     found=stream.name,
-                    remedy="its share of an epoch is less than one sample; raise its weight or "
+                    remedy=f"its share of {whole} is less than one sample; raise its weight or "
                     "leave it out",
                 )
             )
@@ -312,6 +324,34 @@ def _order(config: Config, streams: Sequence[StreamFacts], faults: list[Fault]) 
         sampling_granularity=shuffle.sampling_granularity,
         batching_method=config.data.batching,
     )
+
+
+def _one_node(config: Config, faults: list[Fault]) -> int:
+    """Canonical nodes of steps that have an exact share of each stream: they are made as wholes."""
+    nodes = config.data.shuffle.canonical_nodes
+    if nodes not in (None, 1):
+        faults.append(
+            Fault(
+                path="data.shuffle.canonical_nodes",
+                found=str(nodes),
+                remedy="has no effect with data.batching stratified; leave it out",
+            )
+        )
+    return 1
+
+
+def _check_block(config: Config, drawn: Sequence[int], faults: list[Fault]) -> None:
+    """Stratified streams shuffle in shares of a block; each must hold two samples at least."""
+    size = config.data.shuffle.block_size
+    least = math.ceil(2 * sum(drawn) / min(drawn)) + 1 if all(drawn) else 0
+    if size is not None and size < least:
+        faults.append(
+            Fault(
+                path="data.shuffle.block_size",
+                found=str(size),
+                remedy=f"each stream must have two samples of a block; at least {least}",
+            )
+        )
 
 
 def _total_steps(config: Config, tokens_per_step: int, steps_per_epoch: int) -> int | None:

@@ -214,7 +214,8 @@ class DataConfig(Section):
     """Cut rows that are longer than `seq_len + 1` instead of refusing them."""
 
     batching: Literal["random", "stratified"] = "random"
-    """How streams mix: at random, or each global batch in proportion."""
+    """How streams mix: at random, or every global batch with the same share of each stream. Without
+    weights, the latter ends an epoch when the first stream has been read."""
 
     shuffle: ShuffleConfig = ShuffleConfig()
     """The order of samples."""

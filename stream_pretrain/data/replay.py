@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from streaming import StreamingDataset
-from streaming.base.batching import generate_work
 from streaming.base.world import World as StreamingWorld
 
 from stream_pretrain.data.sampling import quick_sampling
+from stream_pretrain.data.stratified import work_by_steps
 from stream_pretrain.order import Order
 
 
@@ -61,7 +61,9 @@ def partitioned_ids(
     stand_in: Any = _stand_in(order, shard_samples, micro_batch)
     sample_in_epoch = first_step * order.global_batch
     with quick_sampling():
-        ids = generate_work(order.batching_method, stand_in, world, epoch, sample_in_epoch)
+        ids = work_by_steps(
+            order.batching_method, stand_in, world, epoch, sample_in_epoch, order.global_batch
+        )
     return np.asarray(ids, dtype=np.int64)
 
 
@@ -94,7 +96,10 @@ def _stand_in(order: Order, shard_samples: Sequence[Sequence[int]], micro_batch:
         sampling_granularity=order.sampling_granularity,
         epoch_seed_change=order.shuffle and order.sampling_method == "balanced",
         num_streams=len(shard_samples),
-        streams=[SimpleNamespace(choose=drawn) for drawn in order.drawn],
+        streams=[
+            SimpleNamespace(choose=drawn, proportion=drawn / order.epoch_size)
+            for drawn in order.drawn
+        ],
         samples_per_shard=sizes,
         sample_offset_per_shard=sizes.cumsum() - sizes,
         shards_per_stream=shards_per_stream,
@@ -109,5 +114,5 @@ def _stand_in(order: Order, shard_samples: Sequence[Sequence[int]], micro_batch:
         shuffle_block_size=order.shuffle_block_size,
     )
     resample = StreamingDataset.resample_streams
-    stand_in.resample_streams = lambda epoch: resample(stand_in, epoch)  # type: ignore[arg-type]
+    stand_in.resample_streams = lambda *which: resample(stand_in, *which)  # type: ignore[arg-type]
     return stand_in

@@ -28,6 +28,7 @@ from stream_pretrain.data.segments import JobNames, SharedNames
 from stream_pretrain.data.shard_files import ShardFiles
 from stream_pretrain.data.shared_memory import Job, open_job
 from stream_pretrain.data.source import ReadSettings, ShardSource, ShardStream
+from stream_pretrain.data.stratified import whole_steps
 from stream_pretrain.data.together import Failures, FileBarrier
 from stream_pretrain.errors import ConfigError
 from stream_pretrain.order import Order
@@ -82,6 +83,7 @@ class LoudDataset(Arrivals):
         self._shared_barrier: Any = FileBarrier(
             job.directory, self._name, self._failures, settings.fetch.warn_after_s
         )
+        self._global_batch = order.global_batch
         self._openings = 0
         # What every sample needs of its shard; looking it up costs more than reading the sample.
         self._known: dict[int, tuple[Path, int, RowFormat]] = {}
@@ -179,7 +181,7 @@ class LoudDataset(Arrivals):
         self._shared_barrier.begin(f"{opening}.{self.next_epoch}", me)
         try:
             epoch, sample_in_epoch = self._resume_incr_epoch()
-            with quick_sampling():
+            with quick_sampling(), whole_steps(self._global_batch):
                 ids: NDArray[np.int64] = self._get_work(epoch, sample_in_epoch)
         except Exception as error:
             self._failures.record(f"worker {me} could not open the epoch: {error}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from fractions import Fraction
 
 import numpy as np
@@ -11,7 +12,14 @@ from hypothesis import strategies as st
 
 from stream_pretrain.data.position import EpochClock
 from stream_pretrain.data.replay import epoch_steps, partitioned_ids, steps_of
-from stream_pretrain.order import Order, apportion, canonical_nodes, samples_drawn, shuffle_block
+from stream_pretrain.order import (
+    Order,
+    apportion,
+    canonical_nodes,
+    in_whole_steps,
+    samples_drawn,
+    shuffle_block,
+)
 
 # Blocks smaller than shards are a poor shuffle but must be exact all the same.
 pytestmark = pytest.mark.filterwarnings("ignore:Shuffle block size was smaller")
@@ -132,6 +140,7 @@ def test_three_nodes_with_eight_canonical_nodes_and_a_batch_of_twenty_four() -> 
             assert np.array_equal(left, right)
 
 
+@settings(deadline=None)
 @given(st.integers(1, 4096))
 def test_canonical_nodes_are_the_largest_divisor_up_to_64(batch: int) -> None:
     assert canonical_nodes(batch) == max(n for n in divisors(batch) if n <= 64)
@@ -142,6 +151,7 @@ def test_a_batch_of_nothing_has_no_canonical_nodes() -> None:
         canonical_nodes(0)
 
 
+@settings(deadline=None)
 @given(st.integers(0, 10**6), st.lists(st.integers(1, 1000), min_size=1, max_size=6))
 def test_shares_are_exact_to_less_than_one(total: int, weights: list[int]) -> None:
     shares = [Fraction(weight) for weight in weights]
@@ -177,3 +187,45 @@ def test_a_block_is_a_share_of_the_window_and_at_least_four_shards() -> None:
     assert shuffle_block(64, [8184.0]) == 65536
     assert shuffle_block(64, [8184.0, 65000.5]) == 260002
     assert shuffle_block(1, [8184.0]) == 4194304
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.data())
+def test_stratified_steps_have_exact_shares_on_every_topology(data: st.DataObject) -> None:
+    order, shards = data.draw(cases())
+    weighted = data.draw(st.booleans())
+    drawn = in_whole_steps(order.drawn, order.global_batch, None if weighted else order.drawn)
+    if not all(drawn):
+        return
+    order = replace(order, drawn=drawn, batching_method="stratified", canonical_nodes=1)
+    # Each stream has its share of the block, and the library needs two samples there.
+    order = replace(order, shuffle_block_size=max(order.shuffle_block_size, 4 * order.global_batch))
+    epoch = data.draw(st.integers(0, 3))
+    first = data.draw(st.integers(0, order.steps_per_epoch - 1))
+    expected = epoch_steps(order, shards, epoch)
+    assert len(expected) == order.steps_per_epoch
+    ends = np.cumsum([sum(sizes) for sizes in shards])
+    for step in expected:
+        streams = np.searchsorted(ends, step, "right")
+        shares = np.bincount(streams, minlength=len(shards))
+        assert (shares * order.steps_per_epoch).tolist() == list(drawn)
+    topology = data.draw(topologies(order.global_batch))
+    dealt = partitioned_ids(order, shards, epoch, first_step=first, topology=topology)
+    found = steps_of(dealt, order.global_batch)
+    assert len(found) == len(expected) - first
+    for left, right in zip(found, expected[first:], strict=True):
+        assert np.array_equal(left, np.sort(right))
+    times = np.bincount(expected.ravel(), minlength=int(ends[-1]))
+    start = 0
+    for sizes, count in zip(shards, drawn, strict=True):
+        exact = count / sum(sizes)
+        here = times[start : start + sum(sizes)]
+        assert int(exact) <= here.min()
+        assert here.max() <= int(exact) + 1
+        start += sum(sizes)
+
+
+def test_the_stream_that_runs_short_ends_a_stratified_epoch() -> None:
+    assert in_whole_steps((61, 59), 8, (61, 59)) == (56, 56)
+    assert in_whole_steps((61, 59), 8, None) == (60, 60)
+    assert in_whole_steps((0, 0), 8, None) == (0, 0)

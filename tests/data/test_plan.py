@@ -98,6 +98,26 @@ REFUSED: dict[str, tuple[dict[str, Any], list[str]]] = {
         {"batch": {"global_size": 2048}},
         ["batch.global_size is 2048", "has 1000 samples", "lower it"],
     ),
+    "canonical nodes that have no effect": (
+        {"data": {"batching": "stratified", "shuffle": {"canonical_nodes": 8}}},
+        ["data.shuffle.canonical_nodes is 8", "no effect with data.batching stratified"],
+    ),
+    "a block too small for a share of it": (
+        {
+            "streams": [stream("a"), stream("b")],
+            "train": [{"local": "a", "weight": 5.0}, {"local": "b", "weight": 1.0}],
+            "data": {"batching": "stratified", "shuffle": {"block_size": 8}},
+        },
+        ["data.shuffle.block_size is 8", "at least 13"],
+    ),
+    "a share of less than one sample a step": (
+        {
+            "streams": [stream("a"), stream("b")],
+            "train": [{"local": "a", "weight": 99.0}, {"local": "b", "weight": 1.0}],
+            "data": {"batching": "stratified"},
+        },
+        ["data.train is b", "share of a step is less than one sample"],
+    ),
     "a share of less than one sample": (
         {
             "streams": [stream("a"), stream("b")],

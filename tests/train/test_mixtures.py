@@ -119,6 +119,35 @@ def test_repeats_give_exact_shares_of_every_epoch(
     assert_shares(tmp_path / "samples", counts, drawn)
 
 
+def test_stratified_batching_gives_every_step_the_same_shares_also_after_a_kill(
+    nursery: Nursery, streams: dict[str, Path], tmp_path: Path
+) -> None:
+    counts, digests = sizes(streams), []
+    for micro_size in (8, 2):
+        place = tmp_path / str(micro_size)
+        place.mkdir()
+        arguments = fit_arguments(
+            Path(),
+            place / "run",
+            data__train=mix(streams),
+            data__batching="stratified",
+            batch__micro_size=micro_size,
+            stop__max_epochs=2,
+        )
+        if micro_size == 2:
+            killed = nursery.run(
+                arguments, place / "log", kill=Kill("counted", 27), record=place / "samples"
+            )
+            assert killed.code == -9
+        done = nursery.run(arguments, place / "log", record=place / "samples")
+        assert done.code == 0, done.log
+        for ids in recorded(place / "samples").values():
+            shares = Counter(stream_of(i, counts) for i in ids)
+            assert [shares[name] for name in counts] == [2, 5, 1]
+        digests.append(end_of(place / "run").digest)
+    assert digests[0] == digests[1]
+
+
 def test_metrics_have_tokens_epochs_and_loss_of_each_stream(
     whole: Path, streams: dict[str, Path]
 ) -> None:
