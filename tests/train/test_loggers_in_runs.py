@@ -77,7 +77,13 @@ KILLS = {
 }
 
 
-@pytest.mark.parametrize("kills", KILLS.values(), ids=KILLS)
+@pytest.mark.parametrize(
+    "kills",
+    [
+        pytest.param(kills, id=name, marks=pytest.mark.slow if len(kills) == 1 else ())
+        for name, kills in KILLS.items()
+    ],
+)
 def test_every_step_once_after_kills(
     kills: list[Kill], short: Short, whole: Path, tmp_path: Path
 ) -> None:

@@ -142,8 +142,8 @@ def test_weight_decay_reaches_the_parameters_that_it_says(short: Short) -> None:
 @pytest.mark.parametrize(
     "changes",
     [
-        {"optimizer__betas": [0.5, 0.6]},
-        {"optimizer__eps": 0.1},
+        pytest.param({"optimizer__betas": [0.5, 0.6]}, marks=SLOW),
+        pytest.param({"optimizer__eps": 0.1}, marks=SLOW),
         {"optimizer__lr": 2e-2},
         {"loss__z_loss": 0.1},
     ],
