@@ -27,8 +27,8 @@ DATA_AND_RUN = ("--data.train", '[{"local": "DATASET"}]', "--run.dir", "RUN")
 
 # file -> (flags before it, flags after it, devices, seq_len, parameters, embeddings, context)
 FILES: dict[str, tuple[tuple[str, ...], tuple[str, ...], int, int, int, int, int]] = {
-    "demo.yaml": ((), DATA_AND_RUN, 1, 128, 1_311_872, 2048, 128),
-    "shakespeare_char_cpu.yaml": ((), DATA_AND_RUN, 1, 64, 869_504, 320, 64),
+    "demo.yaml": ((), DATA_AND_RUN, 1, 128, 1_315_968, 2048, 128),
+    "shakespeare_char_cpu.yaml": ((), DATA_AND_RUN, 1, 64, 873_600, 320, 64),
     "llama_14m_cpu.yaml": ((), (), 1, 512, 13_767_552, 8192, 512),
     "pythia_160m_1gpu.yaml": ((), (), 1, 2048, 162_322_944, 50304, 2048),
     "llama_1b_8gpu.yaml": ((), (), 8, 2048, 1_100_048_384, 32000, 2048),
