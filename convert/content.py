@@ -59,9 +59,8 @@ def hash_rows(rows: NDArray[Any]) -> RowsHash:
 def content_hash(splits: Mapping[str, RowsHash], seq_len: int) -> str:
     """The card's `content_hash`: split names and their rows."""
     plain = {name: rows.to_plain() for name, rows in splits.items() if rows.rows}
-    return xxhash.xxh3_128_hexdigest(
-        json.dumps({"seq_len": seq_len, "splits": plain}, sort_keys=True)
-    )
+    text = json.dumps({"seq_len": seq_len, "splits": plain}, sort_keys=True)
+    return xxhash.xxh3_128_hexdigest(text.encode())
 
 
 def _hash_block(rows: NDArray[Any]) -> RowsHash:

@@ -39,7 +39,7 @@ class Validation:
 
 def id_hash(document_id: str) -> int:
     """What decides on a document's split."""
-    return xxhash.xxh64_intdigest(document_id)
+    return xxhash.xxh64_intdigest(document_id.encode())
 
 
 def parse_validation(value: str) -> Validation:
