@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import pathlib
 import select
 import signal
 import socket
@@ -173,6 +174,9 @@ def _install(kill: Kill | None, record: str | None) -> None:
     _after(os, "fsync", lambda *_: trigger.reached("fsync"))
     _after(os, "replace", lambda *_: trigger.reached("replace"))
     _after(os, "rename", lambda *_: trigger.reached("replace"))
+    accessor = getattr(pathlib, "_NormalAccessor", None)  # Python 3.10 keeps its own references
+    for name in ("replace", "rename") if accessor else ():
+        setattr(accessor, name, staticmethod(getattr(os, name)))
 
 
 def _child(request: dict[str, Any], rank: int) -> None:
