@@ -18,7 +18,7 @@ BIN = Path(sysconfig.get_paths()["scripts"])
 
 def commands(everything: bool) -> list[list[str]]:
     """The checks in order; the tests are last."""
-    tests = ["pytest", "-q", "--durations=15"]
+    tests = ["pytest", "-q", "-n", "2", "--dist", "loadfile", "--durations=15"]
     return [
         ["ruff", "check", "."],
         ["ruff", "format", "--check", "."],
