@@ -60,9 +60,10 @@ def fit(config: Config) -> Outcome:
         StreamPretrainError: whatever the command would print.
     """
     from stream_pretrain.runtime.stop import kill_children
-    from stream_pretrain.train.assembly import assembled, prepare
+    from stream_pretrain.train.assembly import assembled
     from stream_pretrain.train.command import conclude
     from stream_pretrain.train.loop import train
+    from stream_pretrain.train.prepare import prepare
 
     try:
         with assembled(prepare(config)) as job:

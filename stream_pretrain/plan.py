@@ -12,8 +12,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from stream_pretrain.config.sections import Config
-from stream_pretrain.config.types import Span
 from stream_pretrain.errors import ConfigError, Fault
+from stream_pretrain.fitting import check_chunk, check_model, check_seq_len, check_tokenizers
+from stream_pretrain.horizon import schedule_steps, total_steps_of
 from stream_pretrain.order import (
     Order,
     canonical_nodes,
@@ -111,16 +112,16 @@ def plan(
     faults: list[Fault] = list(others)
     micro_batch = _micro_batch(config, world, faults)
     everything = [*streams, *(s for held in holdouts.values() for s in held)]
-    _check_seq_len(config, everything, faults)
+    check_seq_len(config, everything, faults)
     seq_len = sequence_length(config, everything)
-    _check_tokenizers(streams, holdouts, faults)
-    _check_model(model, seq_len, streams, faults)
-    _check_chunk(config, micro_batch * seq_len, faults)
+    check_tokenizers(streams, holdouts, faults)
+    check_model(model, seq_len, streams, faults)
+    check_chunk(config, micro_batch * seq_len, faults)
     order = _order(config, streams, faults)
     global_batch = config.batch.global_size
     tokens_per_step = global_batch * seq_len
-    total_steps = _total_steps(config, tokens_per_step, order.steps_per_epoch)
-    warmup, decay = _schedule_steps(config, total_steps, tokens_per_step, faults)
+    total_steps = total_steps_of(config, tokens_per_step, order.steps_per_epoch)
+    warmup, decay = schedule_steps(config, total_steps, tokens_per_step, faults)
     if faults:
         raise ConfigError.of(faults)
     most = config.evaluation.batches
@@ -185,85 +186,6 @@ def _micro_batch(config: Config, world: World, faults: list[Fault]) -> int:
 def sequence_length(config: Config, streams: Sequence[StreamFacts]) -> int:
     """Inputs per sample: the config's, or those of the rows."""
     return config.data.seq_len or min(stream.row_ids - 1 for stream in streams)
-
-
-def _check_seq_len(config: Config, streams: Sequence[StreamFacts], faults: list[Fault]) -> None:
-    """Every stream must have rows of the one length, or longer ones that may be cut."""
-    wanted = config.data.seq_len
-    if wanted is None:
-        if len({s.row_ids for s in streams}) > 1:
-            rows = ", ".join(f"{s.name}: {s.row_ids - 1}" for s in streams)
-            faults.append(
-                Fault(
-                    path="data.train",
-                    found=rows,
-                    remedy="all streams must have one seq_len; convert with the same --seq_len",
-                )
-            )
-        return
-    for stream in streams:
-        have = stream.row_ids - 1
-        if have == wanted or (config.data.truncate and have > wanted):
-            continue
-        remedy = (
-            f"stream {stream.name} has rows of {stream.row_ids} ids, which means seq_len {have}"
-        )
-        if have > wanted:
-            remedy += "; set that, or data.truncate: true to cut rows"
-        faults.append(Fault(path="data.seq_len", found=str(wanted), remedy=remedy))
-
-
-def _check_chunk(config: Config, micro_tokens: int, faults: list[Fault]) -> None:
-    """A chunk that holds a whole micro-batch cuts nothing."""
-    chunk = config.loss.chunk
-    if chunk >= micro_tokens and not any(f.path.startswith("batch.") for f in faults):
-        remedy = f"has no effect, a micro-batch has {micro_tokens} tokens; less than that, or 0"
-        faults.append(Fault(path="loss.chunk", found=str(chunk), remedy=remedy))
-
-
-def _check_tokenizers(
-    streams: Sequence[StreamFacts],
-    holdouts: Mapping[str, Sequence[StreamFacts]],
-    faults: list[Fault],
-) -> None:
-    """All cards must speak of one tokenizer."""
-    everything = [*streams, *(s for held in holdouts.values() for s in held)]
-    carded = [(s.name, s.card.tokenizer_fingerprint) for s in everything if s.card is not None]
-    if len({fingerprint for _, fingerprint in carded}) > 1:
-        found = ", ".join(f"{name}: {fingerprint[:12]}" for name, fingerprint in carded)
-        faults.append(
-            Fault(
-                path="data",
-                found=found,
-                remedy="the streams were made with different tokenizers; convert them with one",
-            )
-        )
-
-
-def _check_model(
-    model: ModelFacts, seq_len: int, streams: Sequence[StreamFacts], faults: list[Fault]
-) -> None:
-    """Ids must fit the embedding, rows must fit the context."""
-    if seq_len > model.block_size:
-        faults.append(
-            Fault(
-                path="model",
-                found=f"{model.name}, a context of {model.block_size} tokens",
-                remedy=f"the data has seq_len {seq_len}; choose a longer context or set "
-                f"model.config.block_size",
-            )
-        )
-    for stream in streams:
-        if stream.card is not None and stream.card.vocab_size > model.padded_vocab_size:
-            faults.append(
-                Fault(
-                    path="model",
-                    found=f"{model.name}, {model.padded_vocab_size} embeddings",
-                    remedy=f"stream {stream.name} has a vocabulary of "
-                    f"{stream.card.vocab_size}; set "
-                    f"model.config.padded_vocab_size to at least that",
-                )
-            )
 
 
 def _order(config: Config, streams: Sequence[StreamFacts], faults: list[Fault]) -> Order:
@@ -352,76 +274,6 @@ def _check_block(config: Config, drawn: Sequence[int], faults: list[Fault]) -> N
                 remedy=f"each stream must have two samples of a block; at least {least}",
             )
         )
-
-
-def _total_steps(config: Config, tokens_per_step: int, steps_per_epoch: int) -> int | None:
-    """The first limit that a run of known length meets; tokens are rounded up to whole steps."""
-    stop = config.stop
-    limits = [
-        stop.max_steps,
-        None if stop.max_tokens is None else math.ceil(stop.max_tokens / tokens_per_step),
-        None if stop.max_epochs is None else stop.max_epochs * steps_per_epoch,
-    ]
-    return min((limit for limit in limits if limit is not None), default=None)
-
-
-def _schedule_steps(
-    config: Config, total_steps: int | None, tokens_per_step: int, faults: list[Fault]
-) -> tuple[int, int | None]:
-    """Warm-up and decay in steps; no decay length means: to the end of the run."""
-    schedule = config.schedule
-    kind = schedule.kind
-    open_end = total_steps is None and (kind == "wsd" or schedule.decay is None)
-    if open_end and kind in ("cosine", "linear", "wsd"):
-        faults.append(
-            Fault(
-                path="schedule.kind",
-                found=kind,
-                remedy="needs the length of the run; set stop.max_tokens, max_steps or "
-                "max_epochs, or "
-                "use constant or inverse_sqrt",
-            )
-        )
-    if schedule.min_lr > config.optimizer.lr:
-        faults.append(
-            Fault(
-                path="schedule.min_lr",
-                found=str(schedule.min_lr),
-                remedy=f"must be at most optimizer.lr {config.optimizer.lr}",
-            )
-        )
-    steps: list[int | None] = []
-    for path, span in (("schedule.warmup", schedule.warmup), ("schedule.decay", schedule.decay)):
-        if span is not None and span.unit == "fraction" and span.amount and total_steps is None:
-            if path == "schedule.warmup" and "warmup" not in schedule.model_fields_set:
-                steps.append(0)
-                continue
-            remedy = "a fraction needs the length of the run; write steps or tokens"
-            faults.append(Fault(path=path, found=str(span.plain()), remedy=remedy))
-        steps.append(span_steps(span, total_steps or 0, tokens_per_step))
-    warmup, decay = steps[0] or 0, steps[1]
-    if schedule.decay is None:
-        decay = None
-    if total_steps is not None and warmup + (decay or 0) > total_steps:
-        faults.append(
-            Fault(
-                path="schedule.warmup",
-                found=f"{warmup} steps, with {decay or 0} of decay",
-                remedy=f"the run has {total_steps} steps; shorten them or train longer",
-            )
-        )
-    return warmup, decay
-
-
-def span_steps(span: Span | None, total_steps: int, tokens_per_step: int) -> int:
-    """A stretch of training in whole steps; anything above zero lasts at least one."""
-    if span is None or span.amount == 0:
-        return 0
-    if span.unit == "steps":
-        return int(span.amount)
-    if span.unit == "tokens":
-        return math.ceil(span.amount / tokens_per_step)
-    return max(1, round(span.amount * total_steps))
 
 
 def _nearest_multiples(value: int, of: int) -> str:

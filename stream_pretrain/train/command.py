@@ -12,9 +12,10 @@ from typing import Any, NoReturn
 
 from stream_pretrain.runtime.stop import EXIT_STOPPED, kill_children
 from stream_pretrain.train import rundir
-from stream_pretrain.train.assembly import Prepared, assembled, prepare
+from stream_pretrain.train.assembly import assembled
 from stream_pretrain.train.job import COMPLETE, TIME_UP, Job
 from stream_pretrain.train.loop import train
+from stream_pretrain.train.prepare import Prepared, prepare
 
 FINISHED = (COMPLETE, TIME_UP)
 

@@ -1,0 +1,87 @@
+"""Everything that is known before a process is launched. In: a configuration. Out: `Prepared`, or
+every fault at once. Reads indexes and cards; starts nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from stream_pretrain.config.sections import Config
+from stream_pretrain.errors import ConfigError, Fault
+from stream_pretrain.model.architecture import resolve
+from stream_pretrain.model.build import check_document_mask, model_facts
+from stream_pretrain.model.tokenizers import tokenizer_faults
+from stream_pretrain.optim.build import check_optimizer
+from stream_pretrain.plan import Plan, plan, sequence_length
+from stream_pretrain.runtime.launch import compute_faults, requested_world
+from stream_pretrain.train.gather import Sources, gather, tokenizer_json
+from stream_pretrain.train.loggers import logger_faults
+from stream_pretrain.train.network import SHARDED
+
+if TYPE_CHECKING:
+    pass
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prepared:
+    """What is known before any process is launched: it costs no more than reading indexes."""
+
+    config: Config
+    sources: Sources
+    plan: Plan
+
+
+def prepare(config: Config) -> Prepared:
+    """Gather facts and derive the plan; every fault of both together with what was found.
+
+    Raises:
+        ConfigError: what does not fit. Nothing was started.
+    """
+    compute = config.compute
+    world = requested_world(compute)
+    faults = [
+        *logger_faults(config.logging.loggers),
+        *check_optimizer(config.optimizer, sharded=compute.strategy in SHARDED),
+        *compute_faults(compute, world),
+    ]
+    sources = collected(lambda: gather(config), faults)
+    architecture = collected(lambda: resolve(config.model), faults)
+    if sources is None or architecture is None:
+        raise ConfigError.of(faults)
+    streams = [source.facts for source in sources.train]
+    held = {name: [s.facts for s in found] for name, found in sources.holdouts.items()}
+    faults += check_document_mask(config.model, eos_id_of(sources))
+    faults += _init_from_faults(config, sources)
+    model = model_facts(config.model, seq_len=sequence_length(config, streams))
+    planned = plan(config, world, streams, held, model, others=faults)
+    return Prepared(config=config, sources=sources, plan=planned)
+
+
+def _init_from_faults(config: Config, sources: Sources) -> list[Fault]:
+    """Weights to go on from must know the data's ids."""
+    if config.model.init_from is None:
+        return []
+    of_data = tokenizer_json(sources.train[0], config)
+    return [] if of_data is None else tokenizer_faults(Path(config.model.init_from), of_data)
+
+
+def collected(work: Callable[[], _T], faults: list[Fault]) -> _T | None:
+    """What `work` gives; None where it is refused, its faults then are among `faults`."""
+    try:
+        return work()
+    except ConfigError as error:
+        faults.extend(error.faults)
+        if not error.faults:
+            raise
+        return None
+
+
+def eos_id_of(sources: Sources) -> int | None:
+    """The end-of-text id of the training data, whose streams have one tokenizer."""
+    card = sources.train[0].facts.card
+    return card.eos_id if card else None
