@@ -5,10 +5,13 @@ Imports what does the work only when it is asked for. Does no work itself.
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import json
 import os
 import signal
 import sys
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from types import FrameType
@@ -40,8 +43,16 @@ class Stopped(BaseException):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command: 0 done, 1 error, 2 bad usage, 75 stopped: the same command goes on."""
-    words = list(sys.argv[1:] if argv is None else argv)
+    """Run one command: 0 done, 1 error, 2 bad usage, 75 stopped: the same command goes on.
+
+    Without `argv` this is the process's entry: it does not return.
+    """
+    if argv is None:
+        _leave(_exit_code(sys.argv[1:]))
+    return _run(list(argv))
+
+
+def _run(words: list[str]) -> int:
     try:
         return _dispatch(words)
     except StreamPretrainError as error:
@@ -53,6 +64,56 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
+    except Exception as error:
+        line = _one_line(error)
+        if line is None:
+            raise
+        print(line, file=sys.stderr)
+        return 1
+
+
+def _one_line(error: Exception) -> str | None:
+    """A fault of the machine or of a file in one line; None for a fault of this program."""
+    arrow = sys.modules.get("pyarrow")
+    if isinstance(error, MemoryError):
+        found = f"not enough memory ({error})" if str(error) else "not enough memory"
+        return f"{type(error).__name__}: {found}. Give fewer --workers or a smaller --part_size."
+    if isinstance(error, OSError):
+        name = error.filename
+        place = f"{os.fsdecode(name)}: " if isinstance(name, str | bytes) else ""
+        reason = " ".join((error.strerror or str(error)).split())
+        return f"StorageError: {place}{reason}. Check the path, its permissions and the free space."
+    if arrow is not None and isinstance(error, arrow.ArrowException):
+        return f"DataError: {' '.join(str(error).split())}. Fetch or convert the file again."
+    return None
+
+
+def _exit_code(words: list[str]) -> int:
+    """What `_run` returns, or what `SystemExit` or a fault of this program comes to."""
+    try:
+        return _run(words)
+    except SystemExit as done:
+        if done.code is None or isinstance(done.code, int):
+            return done.code or 0
+        print(done.code, file=sys.stderr)
+        return 1
+    except BaseException:
+        traceback.print_exc()
+        return 1
+
+
+def _leave(code: int) -> NoReturn:
+    """End without the interpreter's own ending, in which threads of pyarrow and of the bucket
+    clients abort the process now and then: `verify` of a whole dataset ended with 134.
+    """
+    with contextlib.suppress(Exception):
+        atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError, AttributeError):  # a broken pipe, or closed: no reader is left
+            code = code or 1
+    os._exit(code)
 
 
 def _dispatch(words: list[str]) -> int:
@@ -202,4 +263,4 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
 }
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    main()
