@@ -195,6 +195,11 @@ def publish(
             "encoder": dict(receipts[0].encoder),
             "tallies": _tallies(receipts),
             "padding": padding,
+            "documents": {
+                key: digest
+                for split in published.values()
+                for key, digest in split.documents.items()
+            },
             "bad_records": bad[:20],
         },
     )

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from convert.documents import read_parquet_bytes
-from convert.verify import read_card, read_index, read_rows
+from convert.side_files import read_documents
+from convert.verify import UNREADABLE, read_card, read_index, read_rows
 from stream_pretrain.errors import DataError
 from stream_pretrain.schema import DOCUMENTS_DIR, TOKENIZER_DIR, Card
 from stream_pretrain.storage.store import Store
@@ -119,7 +119,7 @@ def _document_tokens(store: Store, split: str) -> Any:
     ids: list[Any] = []
     tokens: list[Any] = []
     for info in store.list(f"{split}/{DOCUMENTS_DIR}"):
-        table = read_parquet_bytes(store.read(info.key))
+        table = read_documents(store, info.key)
         ids.append(table["id"].to_numpy(zero_copy_only=False))
         tokens.append(table["tokens"].to_numpy())
     if not ids:
@@ -158,7 +158,7 @@ def _decoded(
     tokenizer = Tokenizer.from_str(store.read(f"{TOKENIZER_DIR}/tokenizer.json").decode())
     try:
         rows = read_rows(store, split, entries[0], card)[:number]
-    except (ValueError, KeyError) as error:
+    except UNREADABLE as error:
         raise DataError(
             f"{store.url(split)}: the first shard cannot be read ({error}). "
             f"Run: convert-mds verify {store.location}"

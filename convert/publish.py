@@ -23,6 +23,7 @@ from convert.shards import encode_shard, index_json
 from convert.written import write_checked
 from stream_pretrain.errors import DataError
 from stream_pretrain.schema import DOCUMENTS_DIR, INDEX_NAME, TOKENIZER_DIR, SplitCounts
+from stream_pretrain.storage.hashing import xxh3_128_of
 
 ROWS_PER_PARQUET = 1 << 20
 
@@ -35,6 +36,8 @@ class Published:
     rows: RowsHash
     entries: Sequence[Mapping[str, Any]] = field(repr=False)
     padding: int = 0
+    documents: Mapping[str, str] = field(default_factory=dict)
+    """xxh3-128 of the tables of provenance, by key."""
 
 
 def publish_splits(
@@ -66,6 +69,7 @@ class _Split:
         self._tail = np.concatenate(tails) if tails else np.empty(0, np.uint32)
         self._tail_rows = len(self._tail) // job.shards.row_ids
         self._part_rows = sum(split.rows.rows for _, split in self._parts)
+        self._documents: dict[str, str] = {}
 
     def check(self) -> None:
         """A split without a sample is no split."""
@@ -104,6 +108,7 @@ class _Split:
             rows=total.then(hash_rows(rows)),
             entries=entries,
             padding=sum(split.padding for _, split in self._parts),
+            documents=self._documents,
         )
 
     def _publish_documents(self) -> None:
@@ -120,7 +125,9 @@ class _Split:
 
     def _write_documents(self, tables: Sequence[pa.Table], number: int) -> None:
         key = f"{self._name}/{DOCUMENTS_DIR}/{number:05}.parquet"
-        write_checked(self._job.store, key, parquet_bytes(pa.concat_tables(tables)))
+        data = parquet_bytes(pa.concat_tables(tables))
+        write_checked(self._job.store, key, data)
+        self._documents[key] = xxh3_128_of(data)
 
     def _tables(self) -> Iterator[pa.Table]:
         """Pieces in stream order: those in the parts' rows, then those in the tails' rows."""

@@ -9,29 +9,28 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import zstandard
 
 from convert.content import RowsHash, content_hash, hash_rows
-from convert.documents import read_parquet_bytes
 from convert.mds_reader import shard_layout
+from convert.side_files import document_faults, tokenizer_faults
 from stream_pretrain.errors import DataError, StorageError
 from stream_pretrain.schema import (
     CARD_NAME,
-    DOCUMENTS_DIR,
     INDEX_NAME,
-    TOKENIZER_DIR,
     TOKENS_COLUMN,
     Card,
 )
-from stream_pretrain.storage.hashing import hash_of
+from stream_pretrain.storage.hashing import hash_of, is_known
 from stream_pretrain.storage.store import Store
 
 SHARDS_AT_ONCE = 4
-HEADER_OFFSET = 4  # after the sample count
+UNREADABLE = (ValueError, KeyError, IndexError, TypeError, zstandard.ZstdError)
+"""What reading a shard that is none may raise."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,8 +93,8 @@ def verify(store: Store, *, fast: bool = False) -> Report:
         hashes[name] = total
         shards += len(entries)
         faults += _check_counts(store, card, name, total.rows)
-        faults += [] if fast else list(_check_documents(store, card, name, sizes))
-    faults += _check_tokenizer(store, card)
+        faults += [] if fast else list(document_faults(store, card, name, sizes))
+    faults += list(tokenizer_faults(store, card))
     if not fast and not faults and content_hash(hashes, card.seq_len) != card.content_hash:
         faults.append(f"{store.url(CARD_NAME)}: content_hash is not that of the shards.")
     return Report(
@@ -129,7 +128,40 @@ def read_index(store: Store, split: str) -> list[dict[str, Any]]:
         raise DataError(
             f"{store.url(key)}: not an MDS index ({error}). Convert the dataset again."
         ) from error
+    if not isinstance(entries, list):
+        raise DataError(f"{store.url(key)}: not an MDS index. Convert the dataset again.")
+    for number, entry in enumerate(entries):
+        _check_entry(entry, f"{store.url(key)}: shard {number}")
     return entries
+
+
+def _check_entry(entry: Any, place: str) -> None:
+    """`DataError` for an entry that cannot be followed, or that leads out of the dataset."""
+    try:
+        int(entry["samples"])
+        packed = [] if entry["zip_data"] is None else [entry["zip_data"]]
+        for file in (entry["raw_data"], *packed):
+            int(file["bytes"])
+            _check_name(file["basename"], place)
+            unknown = [name for name in file["hashes"] if not is_known(name)]
+            if unknown:
+                raise ValueError(f"unknown hash {unknown[0]!r}")
+    except (KeyError, TypeError, ValueError) as error:
+        raise DataError(
+            f"{place}: malformed entry ({type(error).__name__}: {error}). Convert the dataset "
+            "again."
+        ) from error
+
+
+def _check_name(name: Any, place: str) -> None:
+    if not isinstance(name, str):
+        raise TypeError(f"basename {name!r}")
+    parts = name.replace("\\", "/").split("/")
+    if any(part in ("", ".", "..") for part in parts):
+        raise DataError(
+            f"{place}: {name!r} leads out of the dataset's directory. Do not use this dataset; "
+            "somebody may have tampered with it."
+        )
 
 
 def shard_file(entry: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -139,7 +171,7 @@ def shard_file(entry: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def read_rows(store: Store, split: str, entry: Mapping[str, Any], card: Card) -> Any:
-    """The rows [N, seq_len + 1] of one shard; ValueError or KeyError where they cannot be."""
+    """The rows [N, seq_len + 1] of one shard; one of `UNREADABLE` where they cannot be."""
     raw = unpacked(store.read(f"{split}/{shard_file(entry)['basename']}"), entry)
     return rows_of(raw, card)
 
@@ -181,11 +213,35 @@ def _check_shards(
         if size != stored["bytes"]:
             found = "absent" if size is None else f"{size} bytes"
             fault = f"{store.url(key)}: {found}, index.json says {stored['bytes']} bytes."
-            return _failed(entry, fault)
-        return _failed(entry) if fast else _check_shard(store, card, key, entry)
+            return _failed(entry, fault, *_wrong_twin(store, split, entry, sizes, fast=fast))
+        checked = _failed(entry) if fast else _check_shard(store, card, key, entry)
+        twin = _wrong_twin(store, split, entry, sizes, fast=fast)
+        return replace(checked, faults=(*checked.faults, *twin))
 
     with ThreadPoolExecutor(SHARDS_AT_ONCE) as pool:
         yield from pool.map(check, entries)
+
+
+def _wrong_twin(
+    store: Store,
+    split: str,
+    entry: Mapping[str, Any],
+    sizes: Mapping[str, int],
+    *,
+    fast: bool,
+) -> Iterator[str]:
+    """Faults of the decompressed shard that StreamingDataset leaves beside the stored one where it
+    reads a dataset in place."""
+    raw = entry["raw_data"]
+    key = f"{split}/{raw['basename']}"
+    if entry["zip_data"] is None or key not in sizes:
+        return
+    remedy = "Delete this decompressed copy."
+    if sizes[key] != raw["bytes"]:
+        yield f"{store.url(key)}: {sizes[key]} bytes, index.json says {raw['bytes']}. {remedy}"
+    elif not fast:
+        for fault in _wrong_hashes(store.url(key), store.read(key), raw):
+            yield f"{fault} {remedy}"
 
 
 def _failed(entry: Mapping[str, Any], *faults: str) -> _Checked:
@@ -203,7 +259,7 @@ def _check_shard(store: Store, card: Card, key: str, entry: Mapping[str, Any]) -
         raw = unpacked(data, entry)
         faults += _wrong_hashes(url, raw, entry["raw_data"])
         rows = rows_of(raw, card)
-    except (ValueError, KeyError, zstandard.ZstdError) as error:
+    except UNREADABLE as error:
         return _failed(entry, f"{url}: no MDS shard of this dataset ({error}).")
     if len(rows) != entry["samples"]:
         faults.append(f"{url}: {len(rows)} samples, index.json says {entry['samples']}.")
@@ -224,7 +280,12 @@ def _wrong_hashes(url: str, data: bytes, stored: Mapping[str, Any]) -> Iterator[
 def _stray_shards(
     split: str, entries: Sequence[Mapping[str, Any]], sizes: Mapping[str, int]
 ) -> list[str]:
-    known = {f"{split}/{shard_file(entry)['basename']}" for entry in entries}
+    known = {
+        f"{split}/{file['basename']}"
+        for entry in entries
+        for file in (entry["raw_data"], entry["zip_data"])
+        if file is not None
+    }
     return [
         f"{key}: a shard that index.json does not list."
         for key in sizes
@@ -241,35 +302,3 @@ def _check_counts(store: Store, card: Card, split: str, samples: int) -> Iterato
     held = samples * (card.seq_len + 1) + counts.dropped_tokens - padding
     if counts.tokens != held:
         yield f"{place}: {counts.tokens} tokens, samples and dropped tokens make {held}."
-
-
-def _check_documents(
-    store: Store, card: Card, split: str, sizes: Mapping[str, int]
-) -> Iterator[str]:
-    place = f"{store.url(f'{split}/{DOCUMENTS_DIR}')}"
-    keys = sorted(key for key in sizes if key.startswith(f"{split}/{DOCUMENTS_DIR}/"))
-    rows = card.splits[split].samples * (card.seq_len + 1)
-    padding = card.notes.get("padding", {}).get(split, 0)
-    end = gaps = 0
-    for key in keys:
-        table = read_parquet_bytes(store.read(key))
-        first, tokens = table["first_token"].to_numpy(), table["tokens"].to_numpy()
-        order = np.argsort(first, kind="stable") if padding else np.arange(len(first))
-        first, tokens = first[order], tokens[order]
-        ends = np.concatenate(([end], first + tokens))
-        steps = first - ends[:-1]
-        if (steps < 0).any() or (not padding and steps.any()):
-            row = int(np.flatnonzero(steps)[0])
-            yield f"{store.url(key)}: row {row} does not follow the one before it."
-        gaps += int(steps.sum())
-        end = int(ends[-1])
-    if end + padding - gaps != rows:
-        yield f"{place}: covers {end - gaps} tokens, the samples hold {rows - padding}."
-
-
-def _check_tokenizer(store: Store, card: Card) -> Iterator[str]:
-    key = f"{TOKENIZER_DIR}/tokenizer.json"
-    if store.head(key) is None:
-        yield f"{store.url(key)}: absent."
-    elif (found := hash_of("xxh3_128", store.read(key))) != card.tokenizer_fingerprint:
-        yield f"{store.url(key)}: fingerprint {found}, the card says {card.tokenizer_fingerprint}."

@@ -65,9 +65,13 @@ class Vocabulary:
 def load_vocabulary(name: str, *, eos: str = "auto", bos: str = "none") -> Vocabulary:
     """Find the tokenizer `name` and its end-of-text and begin-of-text tokens, or raise
     `ConfigError`."""
+    return vocabulary_of(name, tokenizer_files(name), eos=eos, bos=bos)
+
+
+def vocabulary_of(name: str, files: Mapping[str, bytes], *, eos: str, bos: str) -> Vocabulary:
+    """The `Vocabulary` of a tokenizer's files; `ConfigError` where they give none."""
     from tokenizers import Tokenizer
 
-    files = tokenizer_files(name)
     try:
         tokenizer = Tokenizer.from_str(files[TOKENIZER_FILE].decode())
     except Exception as error:  # tokenizers raises bare Exception for whatever it cannot read
