@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import multiprocessing
 import os
 import pathlib
 import select
@@ -29,7 +30,8 @@ ANSWER = "answer: "
 class Kill:
     """A signal at the `count`-th time (from 1) that `point` is reached by `rank`.
 
-    `whole_session` sends it to all ranks and workers, else to that rank alone.
+    `whole_session` sends it to all ranks and workers, else to that rank alone. The signal `workers`
+    is a SIGKILL to the rank's data workers alone.
 
     Points: `taken` (a step's batches are read, the update not made), `updated` (made, not counted),
     `counted`, `fsync`, `replace` (in a save: files or names just written), `saved` (the loop's save
@@ -136,6 +138,10 @@ class _Trigger:
             return
         self.seen += 1
         if self.seen == self.kill.count:
+            if self.kill.signal == "workers":
+                for worker in multiprocessing.active_children():
+                    worker.kill()
+                return
             number = signal.Signals[self.kill.signal]
             if self.kill.whole_session:
                 os.killpg(0, number)

@@ -79,6 +79,8 @@ def _phase(
 ) -> Phase:
     name = record["config"]
     values = parse_document(run.read(name).decode(), source=run.url(name)).value
+    if not isinstance(values, dict):
+        raise DataError(f"{run.url(name)}: not a configuration. Restore the file.")
     if storage.model_fields_set:
         merged = {
             **values.get("storage", {}),

@@ -27,7 +27,12 @@ from stream_pretrain.checkpoint.search import Found, Resume, Search
 from stream_pretrain.checkpoint.shelf import Shelf
 from stream_pretrain.checkpoint.snapshot import Snapshot
 from stream_pretrain.checkpoint.state import TrainState
-from stream_pretrain.errors import CheckpointError, OwnerError, StreamPretrainError
+from stream_pretrain.errors import (
+    CheckpointError,
+    OwnerError,
+    StorageError,
+    StreamPretrainError,
+)
 from stream_pretrain.schema import World
 from stream_pretrain.storage.failures import storage_error
 from stream_pretrain.storage.hashing import xxh64_of
@@ -178,8 +183,20 @@ class Checkpoints:
             self.warn(notice)
         self._publisher.notices.clear()
         if error is not None:
-            self._started_step = self.saved_step
-            raise error
+            failed, self._started_step = self._started_step, self.saved_step
+            raise self._named(error, failed)
+
+    def _named(self, error: Exception, step: int | None) -> Exception:
+        """The same kind of error, saying which checkpoint was not saved and which one there is."""
+        whole = "none yet" if self.saved_step is None else f"of step {self.saved_step}"
+        text = (
+            f"the checkpoint of step {step} was not saved; the last whole one is {whole}. {error}"
+        )
+        if isinstance(error, StorageError):
+            return StorageError(text, error.reason).with_traceback(error.__traceback__)
+        if type(error) is CheckpointError:
+            return CheckpointError(text).with_traceback(error.__traceback__)
+        return error
 
     def close(self) -> None:
         """Finish what is under way and give the buffers back."""

@@ -74,6 +74,11 @@ def load_config(
 def config_of(model: type[ModelT], values: Mapping[str, Any]) -> ModelT:
     """A configuration from plain values, as from a script. ConfigError with every fault."""
     faults: list[Fault] = []
+    if not isinstance(values, Mapping):
+        remedy = "must be a mapping of sections"
+        raise ConfigError.of(
+            [Fault(path="the configuration", found=repr(values)[:60], remedy=remedy)]
+        )
     config = _validate(model, _with_sections(model, values), {}, faults)
     if config is None:
         raise ConfigError.of(faults)

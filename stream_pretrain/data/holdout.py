@@ -21,9 +21,12 @@ from stream_pretrain.schema import World
 
 
 class RowSource(Protocol):
-    """Random access to rows: `(sample id, ids [T + 1])`."""
+    """Random access to rows: `(sample id, ids [T + 1])`; closed by the holdout that reads them."""
 
     def __getitem__(self, index: int) -> tuple[int, NDArray[Any]]: ...
+
+    def close(self) -> None:
+        """Give back what is held open."""
 
 
 class Holdout:
@@ -56,6 +59,10 @@ class Holdout:
             counted = max(0, min(len(own) - start, self._micro_batch))
             chunk = [rows[min(start + place, len(rows) - 1)] for place in range(self._micro_batch)]
             yield torch.from_numpy(np.stack(chunk).astype(np.int32)), counted
+
+    def close(self) -> None:
+        """Give back the source. Batches that were read stay."""
+        self._source.close()
 
     def _own_samples(self) -> Sequence[int]:
         return range(self._world.rank, self.samples, self._world.world_size)

@@ -15,6 +15,7 @@ import multiprocessing
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from multiprocessing import forkserver, resource_tracker
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ from torch.utils.data import DataLoader
 from stream_pretrain.data.batch import Batch, collate
 from stream_pretrain.data.position import DataPosition, EpochClock
 from stream_pretrain.errors import DataError, ShardError
+from stream_pretrain.runtime.stop import signals_held_back
 
 WORKER_PRELOAD = ("torch", "streaming", "stream_pretrain.data.shards", "stream_pretrain.data.batch")
 
@@ -152,6 +154,9 @@ def _loader(dataset: Any, settings: LoaderSettings) -> DataLoader[Batch]:
 
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(list(WORKER_PRELOAD))
+        with signals_held_back():
+            resource_tracker.ensure_running()
+            forkserver.ensure_running()
         options = {
             "multiprocessing_context": context,
             "persistent_workers": True,

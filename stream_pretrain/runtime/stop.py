@@ -6,15 +6,18 @@ at once.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import FrameType
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 EXIT_STOPPED = 75
+ONE_REQUEST_S = 1.0
+"""Signals this close together are one request: `timeout` signals a process and then its group."""
 
 
 class SignalFlag:
@@ -24,6 +27,7 @@ class SignalFlag:
 
     def __init__(self) -> None:
         self.name: str | None = None
+        self._at = 0.0
         self._before: dict[int, Callable[[int, FrameType | None], object] | int | None] = {}
 
     def install(self) -> None:
@@ -38,12 +42,15 @@ class SignalFlag:
         self._before.clear()
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
-        if self.name is not None and number != signal.SIGUSR1:
+        again = self.name is not None and time.monotonic() - self._at >= ONE_REQUEST_S
+        if again and number != signal.SIGUSR1:
             sys.stderr.write(f"Second signal ({signal.Signals(number).name}): leaving at once.\n")
             sys.stderr.flush()
             kill_children()
             os._exit(128 + number)
-        self.name = signal.Signals(number).name
+        if self.name is None:
+            self.name = signal.Signals(number).name
+            self._at = time.monotonic()
 
 
 class Deadline:
@@ -58,6 +65,18 @@ class Deadline:
     def due(self) -> bool:
         """True from `margin_s` seconds before the deadline on."""
         return self.at is not None and self._now() + self.margin_s >= self.at
+
+
+@contextlib.contextmanager
+def signals_held_back() -> Iterator[None]:
+    """Stop signals that come in the block are delivered after it, and processes started in it never
+    get them: the fork server of the workers must outlive a signal to the whole group.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def ignore_signals() -> None:

@@ -18,10 +18,12 @@ import torch
 
 from stream_pretrain.checkpoint.lease import Lease, hold_lease
 from stream_pretrain.checkpoint.save import Checkpoints
+from stream_pretrain.checkpoint.shelf import Shelf
 from stream_pretrain.checkpoint.state import TrainState
 from stream_pretrain.config.sections import Config
 from stream_pretrain.data.fingerprint import fingerprint
 from stream_pretrain.data.identity import check_world, library_version
+from stream_pretrain.errors import CheckpointError
 from stream_pretrain.observe.observer import Observer
 from stream_pretrain.plan import Plan
 from stream_pretrain.runtime.control import Control
@@ -53,7 +55,7 @@ _T = TypeVar("_T")
 
 
 @contextlib.contextmanager
-def assembled(prepared: Prepared) -> Iterator[Job]:
+def assembled(prepared: Prepared, signals: SignalFlag | None = None) -> Iterator[Job]:
     """Launch, make every part, restore, hand over a `Job`; let go of everything afterwards."""
     config = prepared.config
     if config.compute.threads is not None:
@@ -61,9 +63,10 @@ def assembled(prepared: Prepared) -> Iterator[Job]:
     fabric, world = launch(config.compute)
     check_world(world)
     with contextlib.ExitStack() as cleanup:
-        signals = SignalFlag()
-        signals.install()
-        cleanup.callback(signals.remove)
+        if signals is None:
+            signals = SignalFlag()
+            signals.install()
+            cleanup.callback(signals.remove)
         control = Control(world)
         run = rundir.open_run(config)
         leases: list[Lease] = []
@@ -100,11 +103,14 @@ def _job(
     cleanup.callback(observer.close)
     checkpoints = _checkpoints(prepared, network, control, run, staging, world, observer, leases)
     cleanup.callback(checkpoints.close)
-    state, resumed = _state(config, planned, checkpoints, observer, network)
+    state, resumed = _state(config, planned, run, control, checkpoints, observer, network)
     updater = make_updater(config, planned, fabric, network, control)
     updater.loss_scale.load(state.precision)
     if not _is_finished(planned, state):
         _announce(config, run, observer, state, fabric, staging, resumed=resumed)
+    held = holdouts(config, planned, sources)
+    for holdout in held.values():
+        cleanup.callback(holdout.close)
     return Job(
         plan=planned,
         state=state,
@@ -114,7 +120,7 @@ def _job(
         stream=make_stream(config, planned, sources, state, fabric, cleanup),
         updater=updater,
         schedule=make_schedule(config, planned),
-        holdouts=holdouts(config, planned, sources),
+        holdouts=held,
         checkpoints=checkpoints,
         observer=observer,
         control=control,
@@ -166,14 +172,38 @@ def _announce(
     )
 
 
+def _check_nothing_is_lost(run: Store, observer: Observer) -> None:
+    """A run whose checkpoints are all damaged is not begun again over them.
+
+    Raises:
+        CheckpointError: there are checkpoints, and none is whole.
+    """
+    steps = Shelf(run).steps()
+    if steps:
+        raise CheckpointError(
+            f"{run.url('checkpoints')}: none of the {len(steps)} checkpoints (the newest: step "
+            f"{steps[-1]}) is whole. Restore their files, choose another run.dir, or remove them "
+            "to begin again."
+        )
+    if run.head(rundir.CONFIG_NAME) is not None:
+        observer.say(f"{run.url()}: begun before, and without a checkpoint: starting at step 0")
+
+
 def _state(
-    config: Config, planned: Plan, checkpoints: Checkpoints, observer: Observer, network: Network
+    config: Config,
+    planned: Plan,
+    run: Store,
+    control: Control,
+    checkpoints: Checkpoints,
+    observer: Observer,
+    network: Network,
 ) -> tuple[TrainState, bool]:
     """The newest whole checkpoint's state, after its tensors are in place; or a fresh one."""
     data = fingerprint(planned, library_version())
     training = continuity.training_fields(config, planned)
     found = checkpoints.find(config.run.resume)
     if found is None:
+        control.leader_first(planned.world, partial(_check_nothing_is_lost, run, observer))
         network.fill()
         state = TrainState(run_id=uuid.uuid4().hex, world_size=planned.world.world_size)
         continuity.begin(state, data, training)

@@ -10,7 +10,7 @@ import sys
 from dataclasses import asdict
 from typing import Any, NoReturn
 
-from stream_pretrain.runtime.stop import EXIT_STOPPED, kill_children
+from stream_pretrain.runtime.stop import EXIT_STOPPED, SignalFlag, kill_children
 from stream_pretrain.train import rundir
 from stream_pretrain.train.assembly import assembled
 from stream_pretrain.train.job import COMPLETE, TIME_UP, Job
@@ -25,11 +25,14 @@ def fit(loaded: Any) -> int:
     checkpoint.
     """
     ranks = 1
+    signals = SignalFlag()
+    signals.install()
     try:
-        with assembled(prepare(loaded.config)) as job:
+        with assembled(prepare(loaded.config), signals) as job:
             ranks = job.plan.world.world_size
             code = run(job)
     finally:
+        signals.remove()
         kill_children()
     if ranks > 1:
         leave(code)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from stream_pretrain.data.batch import Batch
 from stream_pretrain.data.digest import as_unsigned, chain
 from stream_pretrain.data.holdout import Holdout
-from stream_pretrain.errors import TrainingError
+from stream_pretrain.errors import DataError, TrainingError
 from stream_pretrain.observe.events import StepRecord
 from stream_pretrain.train.evaluate import evaluate
 from stream_pretrain.train.spikes import SpikeRule
@@ -124,7 +124,11 @@ class Job:
             while self.state.is_skipped(self.state.data_step + 1):
                 self.stream.skip(1)
                 self.state.data_step += 1
-            return self.stream.take(self.plan.micro_steps)
+            try:
+                return self.stream.take(self.plan.micro_steps)
+            except DataError:
+                self._keep_what_is_whole()
+                raise
 
     def update(self, batches: Sequence[Batch]) -> StepResult:
         """One optimizer update at this step's learning rate."""
@@ -245,6 +249,16 @@ class Job:
             self.observer.say(f"finished: step {self.state.step}, data digest {self.state.digest}")
 
     # ---- what they are made of
+
+    def _keep_what_is_whole(self) -> None:
+        """Data has failed between two steps: save the last whole one. Several ranks cannot agree on
+        that here; theirs is the newest checkpoint.
+        """
+        if self.plan.world.world_size > 1:
+            return
+        self.save()
+        self.checkpoints.wait()
+        self.observer.say(f"step {self.state.step} is saved; run the same command to go on from it")
 
     def _own_votes(self) -> tuple[int, int]:
         """This rank's wish to stop: for a signal or a deadline, and for `stop.max_time`."""

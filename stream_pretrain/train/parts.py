@@ -95,8 +95,10 @@ def make_stream(
         workers=config.data.workers,
         pin_memory=fabric.device.type == "cuda",
     )
+    dataset = training_dataset(config, planned, sources)
+    cleanup.callback(dataset.close)
     stream = EpochStream(
-        training_dataset(config, planned, sources),
+        dataset,
         clock,
         settings,
         state.data_step - state.phase_start,

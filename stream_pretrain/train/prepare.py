@@ -17,6 +17,7 @@ from stream_pretrain.model.tokenizers import tokenizer_faults
 from stream_pretrain.optim.build import check_optimizer
 from stream_pretrain.plan import Plan, plan, sequence_length
 from stream_pretrain.runtime.launch import compute_faults, requested_world
+from stream_pretrain.storage.hashing import xxh3_128_of
 from stream_pretrain.train.gather import Sources, gather, tokenizer_json
 from stream_pretrain.train.loggers import logger_faults
 from stream_pretrain.train.network import SHARDED
@@ -56,10 +57,31 @@ def prepare(config: Config) -> Prepared:
     streams = [source.facts for source in sources.train]
     held = {name: [s.facts for s in found] for name, found in sources.holdouts.items()}
     faults += check_document_mask(config.model, eos_id_of(sources))
+    faults += _tokenizer_copy_faults(config, sources)
     faults += _init_from_faults(config, sources)
     model = model_facts(config.model, seq_len=sequence_length(config, streams))
     planned = plan(config, world, streams, held, model, others=faults)
     return Prepared(config=config, sources=sources, plan=planned)
+
+
+def _tokenizer_copy_faults(config: Config, sources: Sources) -> list[Fault]:
+    """The tokenizer that travels with every checkpoint must be the one that made the ids."""
+    faults = []
+    for place, source in enumerate(sources.train):
+        card = source.facts.card
+        found = tokenizer_json(source, config) if card is not None else None
+        if card is None or found is None:
+            continue
+        digest = xxh3_128_of(found)
+        if digest != card.tokenizer_fingerprint:
+            faults.append(
+                Fault(
+                    path=f"data.train.{place}",
+                    found=f"{source.config.location}, tokenizer.json of hash {digest}",
+                    remedy=f"the card says {card.tokenizer_fingerprint}; restore the file",
+                )
+            )
+    return faults
 
 
 def _init_from_faults(config: Config, sources: Sources) -> list[Fault]:

@@ -207,3 +207,39 @@ def test_a_longer_run_of_an_open_schedule_is_the_run_that_was_long_from_the_star
     assert nursery.run(arguments, tmp_path / "log").code == 0
     assert steps(tmp_path / "run") == steps(full)
     assert end_of(tmp_path / "run").weights == end_of(full).weights
+
+
+def test_a_run_whose_checkpoints_are_all_damaged_is_not_begun_again_over_them(
+    nursery: Nursery, dataset: Path, half: Path, tmp_path: Path
+) -> None:
+    run = copy_of(half, tmp_path)
+    receipts = sorted((run / "checkpoints").glob("step-*/receipt.json"))
+    for receipt in receipts:
+        receipt.write_text("{")
+    before = (run / "metrics.jsonl").read_bytes()
+    done = nursery.run(fit_arguments(dataset, run, **REST), tmp_path / "log")
+    assert done.code == 1
+    assert f"none of the {len(receipts)} checkpoints (the newest: step 20) is whole" in done.log
+    assert (run / "metrics.jsonl").read_bytes() == before
+
+
+def test_a_run_begun_again_without_its_checkpoints_says_so(
+    nursery: Nursery, dataset: Path, half: Path, tmp_path: Path
+) -> None:
+    run = copy_of(half, tmp_path)
+    shutil.rmtree(run / "checkpoints")
+    done = nursery.run(fit_arguments(dataset, run, **REST), tmp_path / "log")
+    assert done.code == 0
+    assert "begun before, and without a checkpoint: starting at step 0" in done.log
+
+
+def test_a_tokenizer_that_is_not_the_datas_is_refused(
+    nursery: Nursery, dataset: Path, tmp_path: Path
+) -> None:
+    other = tmp_path / "tiny"
+    shutil.copytree(dataset, other)
+    file = other / "tokenizer" / "tokenizer.json"
+    file.write_text(file.read_text().replace('"a"', '"QQ"', 1))
+    said = refused(nursery, fit_arguments(other, tmp_path / "run"), tmp_path)
+    assert "tokenizer.json" in said
+    assert "the card says" in said

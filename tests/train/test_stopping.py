@@ -18,6 +18,7 @@ from runs import assert_same, end_of, steps
 from small import TOTAL_STEPS, fit_arguments
 
 from stream_pretrain.audit.children import last_step
+from stream_pretrain.runtime.stop import ONE_REQUEST_S
 
 
 @pytest.fixture(scope="module")
@@ -68,28 +69,85 @@ def test_a_signal_to_one_rank_stops_all_at_the_same_step(
     assert sorted(steps(tmp_path / "run")) == list(range(1, TOTAL_STEPS + 1))
 
 
-def test_a_second_signal_leaves_at_once(dataset: Path, tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    command = [sys.executable, "-m", "stream_pretrain.cli"]
-    arguments = fit_arguments(dataset, run, stop__max_epochs=400, data__workers=1)
+WAITING = """
+import sys, time
+from stream_pretrain.runtime.stop import SignalFlag
+flag = SignalFlag()
+flag.install()
+print("ready", flush=True)
+while True:
+    time.sleep(0.01)
+    if flag.name and len(sys.argv) > 1:
+        print(flag.name, flush=True)
+        time.sleep(0.5)
+        sys.exit(0)
+"""
+
+
+def test_a_second_signal_leaves_at_once() -> None:
     child = subprocess.Popen(
-        [*command, *arguments], stderr=subprocess.PIPE, start_new_session=True, text=True
+        [sys.executable, "-c", WAITING], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
+    assert child.stdout is not None
+    assert child.stdout.readline() == "ready\n"
+    child.send_signal(signal.SIGTERM)
+    time.sleep(ONE_REQUEST_S + 0.2)
+    child.send_signal(signal.SIGINT)
+    _, said = child.communicate(timeout=60)
+    assert child.returncode == 128 + signal.SIGINT
+    assert "Second signal" in said
+
+
+def test_two_signals_at_once_are_one_request() -> None:
+    """`timeout` signals the process and then its group."""
+    child = subprocess.Popen(
+        [sys.executable, "-c", WAITING, "leave"], stdout=subprocess.PIPE, text=True
+    )
+    assert child.stdout is not None
+    assert child.stdout.readline() == "ready\n"
+    child.send_signal(signal.SIGTERM)
+    assert child.stdout.readline() == "SIGTERM\n"
+    child.send_signal(signal.SIGTERM)
+    child.communicate(timeout=60)
+    assert child.returncode == 0
+
+
+@pytest.mark.parametrize("point", ["waiting for data"])
+def test_a_signal_to_the_group_while_workers_start_saves_and_leaves_with_75(
+    point: str, dataset: Path, tmp_path: Path
+) -> None:
+    """The fork server of the workers must not die of it."""
+    run = tmp_path / "run"
+    arguments = fit_arguments(dataset, run, data__workers=2, stop__max_epochs=4000)
+    arguments += ["--schedule.kind", "constant"]
+    command = [sys.executable, "-m", "stream_pretrain.cli", *arguments]
+    child = subprocess.Popen(command, stderr=subprocess.PIPE, start_new_session=True, text=True)
     try:
         deadline = time.monotonic() + 120
-        while last_step(run / "metrics.jsonl") < 8 and time.monotonic() < deadline:
-            time.sleep(0.05)
-        os.kill(child.pid, signal.SIGSTOP)  # both signals arrive before it can act on the first
-        os.kill(child.pid, signal.SIGTERM)
-        os.kill(child.pid, signal.SIGINT)
-        os.kill(child.pid, signal.SIGCONT)
-        _, said = child.communicate(timeout=60)
+        while not (run / "metrics.jsonl").exists() and time.monotonic() < deadline:
+            time.sleep(0.02)
+        time.sleep(0.2)
+        os.killpg(child.pid, signal.SIGTERM)
+        _, said = child.communicate(timeout=120)
     finally:
         if child.poll() is None:
             os.killpg(child.pid, signal.SIGKILL)
             child.communicate()
-    assert child.returncode in (128 + signal.SIGTERM, 128 + signal.SIGINT)
-    assert "Second signal" in said
+    assert child.returncode == 75, (point, said)
+    assert stop_record(run)["code"] == 75
+
+
+def test_workers_that_are_killed_cost_no_step(
+    nursery: Nursery, dataset: Path, whole: Path, tmp_path: Path
+) -> None:
+    arguments = fit_arguments(dataset, tmp_path / "run", data__workers=2, checkpoint__every=1000)
+    done = nursery.run(arguments, tmp_path / "log", kill=Kill("updated", 18, signal="workers"))
+    assert done.code == 1, done.log
+    assert "A data worker died" in done.log
+    assert "is saved; run the same command to go on" in done.log
+    assert end_of(tmp_path / "run").step >= 18
+    assert nursery.run(arguments, tmp_path / "log").code == 0
+    assert_same(tmp_path / "run", whole)
 
 
 def test_max_time_ends_the_run_as_finished(nursery: Nursery, dataset: Path, tmp_path: Path) -> None:
