@@ -124,6 +124,47 @@ def test_other_content_is_refused(
     assert "streams[0].index" in said
 
 
+def test_appended_rows_are_refused(
+    nursery: Nursery, dataset: Path, half: Path, tmp_path: Path
+) -> None:
+    longer = tmp_path / "longer"
+    longer.mkdir()
+    lines = (dataset.parent / "corpus.jsonl").read_text()
+    (longer / "corpus.jsonl").write_text(lines + json.dumps({"id": "new", "text": "x" * 99}) + "\n")
+    other = rebuilt(longer / "tiny", tmp_path)
+    said = refused(nursery, fit_arguments(other, copy_of(half, tmp_path), **REST), tmp_path)
+    assert "streams[0].samples" in said
+
+
+def test_another_tokenizer_is_refused(
+    nursery: Nursery, dataset: Path, half: Path, tmp_path: Path
+) -> None:
+    corpus = str(dataset.parent / "corpus.jsonl")
+    bpe = str(tmp_path / "bpe")
+    assert convert(["tokenizer", "--input", corpus, "--vocab_size", "270", "--out", bpe]) == 0
+    arguments = ["build", "--input", corpus, "--out", str(tmp_path / "tiny"), "--tokenizer", bpe]
+    arguments += ["--seq_len", "16", "--validation", "0.1", "--id_key", "id"]
+    assert convert(arguments) == 0
+    run = copy_of(half, tmp_path)
+    said = refused(nursery, fit_arguments(tmp_path / "tiny", run, **REST), tmp_path)
+    assert "streams[0].tokenizer" in said
+
+
+def test_streams_in_another_order_are_refused(
+    nursery: Nursery, dataset: Path, tmp_path: Path
+) -> None:
+    other = rebuilt(dataset, tmp_path, edit=True)
+    streams = [{"local": str(dataset), "name": "a"}, {"local": str(other), "name": "b"}]
+    run = tmp_path / "run"
+    changes = {**HALF, "stop__max_steps": 5}
+    first = fit_arguments(dataset, run, **changes, data__train=streams)
+    assert nursery.run(first, tmp_path / "log").code == 0
+    swapped = fit_arguments(dataset, run, **REST, data__train=streams[::-1])
+    said = refused(nursery, swapped, tmp_path)
+    assert "streams[0].index" in said
+    assert "streams[1].index" in said
+
+
 def test_a_moved_dataset_and_other_topology_are_no_change(
     nursery: Nursery, dataset: Path, half: Path, full: Path, tmp_path: Path
 ) -> None:
