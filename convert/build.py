@@ -9,14 +9,14 @@ from dataclasses import dataclass, replace
 from importlib.metadata import version
 from typing import Any
 
-from convert.config import BuildConfig
+from convert.config import LARGEST_SHARD_SIZE, BuildConfig
 from convert.content import content_hash
 from convert.document import Reading
 from convert.engines.calls import Call, Engine
 from convert.engines.start import start_engine
 from convert.inputs import InputFile, find_inputs
 from convert.job import Job, TextRules, Validation, parse_validation
-from convert.parts import Task, automatic_part_size, plan_tasks
+from convert.parts import MOST_TASKS, Task, automatic_part_size, plan_tasks
 from convert.publish import publish_splits
 from convert.receipts import Receipt
 from convert.shards import ShardFormat
@@ -44,6 +44,11 @@ def build(config: BuildConfig, *, progress: Mode = "off") -> Built:
     with closing(start_engine(config)) as engine:
         job = prepare(config)
         tasks = plan_tasks(job.files, job.part_bytes)
+        if len(tasks) > MOST_TASKS:
+            raise ConfigError(
+                f"--part_size {job.part_bytes}: cuts the input into {len(tasks):,} parts, "
+                f"{MOST_TASKS:,} is the most. Leave it out, or give some MiB."
+            )
         identity = identify(config, job)
         with owned(job.store):
             before = claim(job.store, identity, overwrite=config.overwrite)
@@ -72,6 +77,8 @@ def prepare(config: BuildConfig) -> Job:
         compression=None if config.compression == "none" else config.compression,
         size_limit=config.shard_size,
     )
+    _check_sizes(config, form)
+    part_bytes = config.part_size or automatic_part_size(sum(file.size for file in files))
     return Job(
         files=files,
         reading=Reading(
@@ -91,9 +98,23 @@ def prepare(config: BuildConfig) -> Job:
         validation=validation,
         packing=config.packing,
         shards=form,
-        part_bytes=config.part_size or automatic_part_size(sum(file.size for file in files)),
+        part_bytes=part_bytes,
         encoder=config.encoder,
         store=open_store(config.out, config.storage),
+    )
+
+
+def _check_sizes(config: BuildConfig, form: ShardFormat) -> None:
+    """A shard holds at least one sample."""
+    if form.row_bytes <= form.size_limit:
+        return
+    place = f"--seq_len {config.seq_len} --shard_size {config.shard_size}"
+    if form.row_bytes > LARGEST_SHARD_SIZE:
+        remedy = "Give a smaller --seq_len: a shard is below 4 GiB"
+    else:
+        remedy = f"Give a --shard_size of at least {form.row_bytes}, or a smaller --seq_len"
+    raise ConfigError(
+        f"{place}: one sample takes {form.row_bytes} bytes, more than a shard. {remedy}."
     )
 
 

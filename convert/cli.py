@@ -248,6 +248,12 @@ def _tokenizer(words: list[str]) -> int:
     from convert.train_tokenizer import train_tokenizer
 
     size = train_tokenizer(loaded.config, progress="off" if options.quiet else "auto")
+    if size < loaded.config.vocab_size:
+        print(
+            f"warning: --vocab_size {loaded.config.vocab_size} was not reached: the text has "
+            f"merges for {size} tokens only. Give more text, or train with that number.",
+            file=sys.stderr,
+        )
     if options.json_output:
         print(json.dumps({"out": loaded.config.out, "vocab_size": size}))
     else:

@@ -2,18 +2,67 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+import re
+from collections.abc import Iterator
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from stream_pretrain.config.sections import StorageConfig
-from stream_pretrain.config.types import ByteSize, Count, Location, PositiveCount, Section, Settings
+from stream_pretrain.config.types import (
+    ByteSize,
+    Check,
+    Count,
+    Location,
+    PositiveCount,
+    Section,
+    Settings,
+)
+from stream_pretrain.errors import Fault
+from stream_pretrain.units import format_bytes
 
 HOW_NOT_WHAT = {"out", "workers", "engine", "ray_address", "overwrite", "storage", "encoder"}
+SMALLEST_PART_SIZE = 256
+LARGEST_SHARD_SIZE = (1 << 32) - (1 << 17)  # offsets in a shard are 32-bit
+COMPRESSION = re.compile(r"none|zstd(:([1-9]|1[0-9]|2[0-2]))?")
+
+
+def _compression(value: str) -> str:
+    if not COMPRESSION.fullmatch(value):
+        raise ValueError(
+            f"must be none, zstd or zstd:LEVEL with a level from 1 to 22, got {value!r}"
+        )
+    return value
+
+
+def _part_size(value: int) -> int:
+    if value < SMALLEST_PART_SIZE:
+        raise ValueError(
+            f"must be at least {SMALLEST_PART_SIZE} bytes, since each part costs files of its own: "
+            f"leave it out, or give some MiB, got {value}"
+        )
+    return value
+
+
+def _shard_size(value: int) -> int:
+    if value > LARGEST_SHARD_SIZE:
+        raise ValueError(
+            f"must be below 4 GiB ({LARGEST_SHARD_SIZE} bytes at most), since offsets in a shard "
+            f"are 32-bit; usual are 16 to 128 MiB, got {format_bytes(value)}"
+        )
+    return value
+
+
+def _lengths_agree(config: Any) -> Iterator[Fault]:
+    if config.max_chars is not None and config.max_chars < config.min_chars:
+        remedy = f"must be at least min_chars ({config.min_chars}): nothing would be left"
+        yield Fault(path="max_chars", found=str(config.max_chars), remedy=remedy)
 
 
 class BuildConfig(Settings):
     """One conversion."""
+
+    checks: ClassVar[tuple[Check, ...]] = (_lengths_agree,)
 
     input: Annotated[tuple[str, ...], Field(min_length=1, strict=False)]
     """File, directory, glob, URL or `-`; `NAME=PATH` names a source. May be given more than once.
@@ -67,14 +116,14 @@ class BuildConfig(Settings):
     """`flow`: documents run on across samples; `best_fit`: kept whole where they fit, at the cost
     of padding."""
 
-    part_size: ByteSize | None = None
+    part_size: Annotated[ByteSize, AfterValidator(_part_size)] | None = None
     """Input bytes in a unit of work; null: a sixteenth of the input, 4 to 64 MiB."""
 
-    shard_size: ByteSize = 1 << 25
+    shard_size: Annotated[ByteSize, AfterValidator(_shard_size)] = 1 << 25
     """Bytes of a shard before compression."""
 
-    compression: str = Field(default="zstd", pattern=r"^(none|zstd(:([1-9]|1[0-9]|2[0-2]))?)$")
-    """`zstd`, `zstd:LEVEL` or `none`."""
+    compression: Annotated[str, AfterValidator(_compression)] = "zstd"
+    """`zstd`, `zstd:LEVEL` (1 to 22) or `none`."""
 
     encoder: Literal["auto", "gigatoken", "tokenizers"] = "auto"
     """Which library encodes; the ids are the same. `auto`: the fast one where a check shows that.

@@ -49,9 +49,13 @@ class BadRecordError(ValueError):
 
 @dataclass
 class BadRecords:
-    """What happens to malformed records: raise at the first, or count them and keep messages."""
+    """What happens to malformed records: raise at the first, or count them and keep messages.
+
+    `can_skip` is False for a command that has no such choice.
+    """
 
     skip: bool = False
+    can_skip: bool = True
     count: int = 0
     shown: list[str] = field(default_factory=list)
 
@@ -63,10 +67,8 @@ class BadRecords:
     def add(self, place: str, error: BadRecordError) -> None:
         """Raise `DataError`, or count."""
         if not self.skip:
-            raise DataError(
-                f"{place}: {error} Nothing was published; `--on_bad_record skip` leaves such "
-                "records out."
-            ) from error
+            way_out = "; `--on_bad_record skip` leaves such records out." if self.can_skip else "."
+            raise DataError(f"{place}: {error} Nothing was published{way_out}") from error
         self.count += 1
         if len(self.shown) < SHOWN_BAD_RECORDS:
             self.shown.append(f"{place}: {error}")

@@ -18,6 +18,7 @@ from typing import Literal, cast
 
 from stream_pretrain.config.sections import StorageConfig
 from stream_pretrain.errors import ConfigError, DataError
+from stream_pretrain.schema import CARD_NAME
 from stream_pretrain.storage.location import is_remote
 from stream_pretrain.storage.store import ObjectInfo, open_store
 
@@ -114,12 +115,18 @@ def _find(value: str, form: Format | None, storage: StorageConfig | None) -> lis
     )
     found_files, folder = finder(location)
     if not found_files:
-        raise DataError(f"--input {value}: no such file, directory or match. Check the path.")
+        raise DataError(f"--input {value}: {_why_nothing(location)}")
     if folder is None:
         return [
             _input(file, f"{name}/{file.relative}" if name else file.relative, form)
             for file in found_files
         ]
+    if form is None and any(file.relative == CARD_NAME for file in found_files):
+        raise DataError(
+            f"--input {value}: a dataset ({CARD_NAME} lies in it): its shards hold token ids, not "
+            "text. Name the text that it was made from; MDS shards with a text column can be read "
+            "with --format mds."
+        )
     known = [file for file in found_files if _is_known(file, form)]
     if not known:
         raise DataError(
@@ -127,6 +134,28 @@ def _find(value: str, form: Format | None, storage: StorageConfig | None) -> lis
             f"({', '.join(ENDINGS)}). Name other files, or say what they are with --format."
         )
     return [_input(file, f"{name or folder}/{file.relative}", form) for file in known]
+
+
+def _why_nothing(location: str) -> str:
+    """What is at a location that gives no file, and what to do."""
+    if is_remote(location):
+        return "no such object, prefix or match. Check the URL."
+    path = Path(location).expanduser()
+    if path.is_dir():
+        return "a directory without files. Name one that holds text."
+    for kind, is_kind in (
+        ("a pipe (FIFO)", path.is_fifo),
+        ("a socket", path.is_socket),
+        ("a device", path.is_char_device),
+        ("a device", path.is_block_device),
+    ):
+        if is_kind():
+            return (
+                f"{kind}, which cannot be read twice or cut. Give it as standard input: --input -"
+            )
+    if path.is_symlink():
+        return f"a link to {path.readlink()}, which is not there. Check the path."
+    return "no such file, directory or match. Check the path."
 
 
 def _local(location: str) -> tuple[list[_Found], str | None]:

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from convert.document import Document
 from convert.documents import Pieces, without_text
 
+FIRST_IDS = 1 << 16
 Ids = NDArray[Any]
 Lengths = NDArray[np.int64]
 
@@ -49,7 +50,8 @@ class FlowPacker:
 
     def __init__(self, row_ids: int, rows_per_shard: int, dtype: np.dtype[Any]) -> None:
         self._row_ids = row_ids
-        self._shard = np.empty(rows_per_shard * row_ids, dtype)
+        self._full = rows_per_shard * row_ids
+        self._shard = np.empty(min(self._full, FIRST_IDS), dtype)
         self._filled = 0
         self._documents: list[Document] = []
         self._lengths: list[Lengths] = []
@@ -59,14 +61,22 @@ class FlowPacker:
         self._documents += without_text(documents)
         self._lengths.append(lengths)
         while len(ids):
-            room = len(self._shard) - self._filled
+            room = self._full - self._filled
             taken = ids[:room]
+            self._reserve(self._filled + len(taken))
             self._shard[self._filled : self._filled + len(taken)] = taken
             self._filled += len(taken)
             ids = ids[room:]
-            if self._filled == len(self._shard):
+            if self._filled == self._full:
                 yield self._shard.reshape(-1, self._row_ids)
                 self._filled = 0
+
+    def _reserve(self, wanted: int) -> None:
+        """Memory grows with the data, up to a shard: the limit may be far larger than the data."""
+        if wanted > len(self._shard):
+            grown = np.empty(min(self._full, max(wanted, 2 * len(self._shard))), self._shard.dtype)
+            grown[: self._filled] = self._shard[: self._filled]
+            self._shard = grown
 
     def finish(self) -> Packed:
         """See `Packer.finish`."""

@@ -16,6 +16,7 @@ from convert.inputs import InputFile
 SMALLEST_PART = 4 << 20
 LARGEST_PART = 64 << 20
 PARTS_WANTED = 16
+MOST_TASKS = 999_999  # six digits in their names
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,12 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
+import pyarrow as pa
+
 from convert.document import BadRecords, Document, Reading
 from convert.inputs import InputFile
 from convert.mds_reader import read_mds
 from convert.parts import Span, Task
 from convert.table_reader import read_arrow, read_csv, read_parquet
 from convert.text_reader import read_lines, read_text
+from stream_pretrain.errors import DataError
 
 Reader = Callable[[Span, InputFile, Reading, BadRecords], Iterator[Document]]
 READERS: Mapping[str, Reader] = {
@@ -31,4 +34,16 @@ def read_task(
     """All documents of a task, in order."""
     for span in task.spans:
         file = files[span.file]
-        yield from READERS[file.format](span, file, how, bad)
+        try:
+            yield from READERS[file.format](span, file, how, bad)
+        except MemoryError as error:
+            raise DataError(
+                f"{file.path}: a record or block needs more memory than there is. Nothing was "
+                "published. Split the file, or give fewer --workers."
+            ) from error
+        except (OSError, pa.ArrowException) as error:
+            found = " ".join(str(error).split())
+            raise DataError(
+                f"{file.path}: cannot be read ({found}). Nothing was published. Check the file "
+                "and its disk."
+            ) from error

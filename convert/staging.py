@@ -103,6 +103,19 @@ def check_files(store: Store, receipts: Sequence[Receipt]) -> None:
                 )
 
 
+def check_out(store: Store) -> None:
+    """An output is a directory, or nothing yet."""
+    if not store.is_local:
+        return
+    for path in (store.path, *store.path.parents):
+        if path.is_dir():
+            return
+        if path.exists():
+            raise ConfigError(
+                f"--out {store.location}: {path} is a file. Name a directory, which need not exist."
+            )
+
+
 @contextmanager
 def owned(store: Store) -> Iterator[None]:
     """Hold a local output against a second converter; buckets have no such lock.
@@ -112,8 +125,16 @@ def owned(store: Store) -> Iterator[None]:
     if not store.is_local:
         yield
         return
-    (store.path / STAGING).mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(store.path / LOCK_KEY, os.O_RDWR | os.O_CREAT)
+    check_out(store)
+    try:
+        (store.path / STAGING).mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(store.path / LOCK_KEY, os.O_RDWR | os.O_CREAT)
+    except OSError as error:
+        raise StorageError(
+            f"--out {store.location}: cannot be written ({error.strerror}). Choose another "
+            "directory, or let this user write to it.",
+            "denied",
+        ) from error
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

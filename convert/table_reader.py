@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Callable, Iterator
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 import pyarrow as pa
 
@@ -77,12 +77,23 @@ def read_parquet(span: Span, file: InputFile, how: Reading, bad: BadRecords) -> 
     """One document a row; only the columns that are needed are read."""
     import pyarrow.parquet as pq
 
-    def batches(opened: BinaryIO) -> Iterator[Any]:
-        table = pq.ParquetFile(opened)
+    def batches(opened: BinaryIO) -> Iterator[_Batch]:
+        table = pq.ParquetFile(opened, page_checksum_verification=True)
         names = table.schema_arrow.names
         _check_columns(names, file, how)
         columns = [name for name in names if name in _wanted(how, names)]
-        yield from table.iter_batches(batch_size=ROWS_AT_ONCE, columns=columns)
+        first = 0
+        for group in range(table.num_row_groups):
+            row, place = first, f"row group {group}"
+            try:
+                for batch in table.iter_batches(ROWS_AT_ONCE, [group], columns):
+                    yield _Batch(f"{place}, ", row, batch)
+                    row += batch.num_rows
+            except (pa.ArrowException, OSError) as error:
+                if isinstance(error, OSError) and error.errno is not None:
+                    raise  # the disk's, not the file's
+                bad.add(f"{file.path}, {place}, from row {row} on", _damaged(error))
+            first += table.metadata.row_group(group).num_rows
 
     yield from _rows(batches, span, file, how, bad)
 
@@ -90,7 +101,7 @@ def read_parquet(span: Span, file: InputFile, how: Reading, bad: BadRecords) -> 
 def read_arrow(span: Span, file: InputFile, how: Reading, bad: BadRecords) -> Iterator[Document]:
     """Arrow IPC in either form; a directory of `datasets.save_to_disk` holds such files."""
 
-    def batches(opened: BinaryIO) -> Iterator[Any]:
+    def tables(opened: BinaryIO) -> Iterator[Any]:
         is_file = opened.read(6) == b"ARROW1"
         opened.seek(0)
         if is_file:
@@ -102,35 +113,79 @@ def read_arrow(span: Span, file: InputFile, how: Reading, bad: BadRecords) -> It
             _check_columns(stream.schema.names, file, how)
             yield from stream
 
+    def batches(opened: BinaryIO) -> Iterator[_Batch]:
+        row = 0
+        for batch in tables(opened):
+            yield _Batch("", row, batch)
+            row += batch.num_rows
+
     yield from _rows(batches, span, file, how, bad)
 
 
+class _Batch(NamedTuple):
+    """Rows of a table from row `first` of the file on; `place` stands before a row's number."""
+
+    place: str
+    first: int
+    rows: Any
+
+
+def _damaged(error: Exception) -> BadRecordError:
+    found = " ".join(str(error).split())
+    return BadRecordError(f"damaged ({found}). Fetch the file again.")
+
+
 def _rows(
-    batches: Callable[[BinaryIO], Iterator[Any]],
+    batches: Callable[[BinaryIO], Iterator[_Batch]],
     span: Span,
     file: InputFile,
     how: Reading,
     bad: BadRecords,
 ) -> Iterator[Document]:
     tail_cut(file, how)
-    row = 0
     with open_input(file, how.storage) as opened:
         try:
             for batch in batches(opened):
-                names = _wanted(how, batch.schema.names)
-                columns = {name: batch.column(name).to_pylist() for name in names}
-                for place in range(batch.num_rows):
-                    record = {name: column[place] for name, column in columns.items()}
+                names = _wanted(how, batch.rows.schema.names)
+                columns = {name: _values(batch.rows.column(name)) for name in names}
+                for at in range(batch.rows.num_rows):
+                    record = {name: column[at] for name, column in columns.items()}
+                    row = batch.first + at
                     try:
+                        _check_values(record)
                         yield _document(record, row, span.file, file, how)
                     except BadRecordError as error:
-                        bad.add(f"{file.path}, row {row}", error)
-                    row += 1
+                        bad.add(f"{file.path}, {batch.place}row {row}", error)
         except (pa.ArrowException, OSError) as error:
             raise DataError(
                 f"{file.path}: not a readable {file.format} file ({error}). Nothing was published. "
                 "Fetch the file again."
             ) from error
+
+
+def _values(column: Any) -> list[Any]:
+    """Python values; the error itself stands for one that is no text."""
+    try:
+        values: list[Any] = column.to_pylist()
+        return values
+    except UnicodeDecodeError:
+        return [_value(item) for item in column]
+
+
+def _value(item: Any) -> Any:
+    try:
+        return item.as_py()
+    except UnicodeDecodeError as error:
+        return error
+
+
+def _check_values(record: dict[str, Any]) -> None:
+    for name, value in record.items():
+        if isinstance(value, UnicodeDecodeError):
+            raise BadRecordError(
+                f"invalid UTF-8 in column {name!r} (byte 0x{value.object[value.start]:02x} at "
+                f"{value.start}). Fetch the file again, or mend it."
+            ) from value
 
 
 def _document(

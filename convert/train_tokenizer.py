@@ -13,6 +13,7 @@ from convert.document import BadRecords, Reading
 from convert.inputs import find_inputs
 from convert.parts import LARGEST_PART, plan_tasks
 from convert.readers import read_task
+from convert.staging import check_out
 from stream_pretrain.errors import ConfigError, DataError
 from stream_pretrain.observe.console import Mode, Progress
 from stream_pretrain.storage.store import open_store
@@ -31,6 +32,7 @@ def train_tokenizer(config: TokenizerConfig, *, progress: Mode = "off") -> int:
             "end-of-text). Give more, or use --tokenizer byte."
         )
     store = open_store(config.out, config.storage)
+    check_out(store)
     if store.head(TOKENIZER_JSON) is not None and not config.overwrite:
         raise ConfigError(
             f"--out {config.out}: holds a tokenizer. Choose another directory, or --overwrite."
@@ -58,7 +60,7 @@ def _texts(config: TokenizerConfig, progress: Mode) -> Iterator[str]:
     total = sum(file.size for file in files)
     with Progress("read", total=total, unit="bytes", mode=progress) as bar:
         for task in plan_tasks(files, LARGEST_PART):
-            for document in read_task(task, files, how, BadRecords()):
+            for document in read_task(task, files, how, BadRecords(can_skip=False)):
                 if document.text and (left is None or left > 0):
                     found = True
                     left = None if left is None else left - len(document.text)

@@ -6,6 +6,8 @@ inherits a bucket client's threads. A worker ends when its parent does, however 
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import multiprocessing
 import os
 import signal
@@ -20,6 +22,8 @@ from convert.engines.calls import Call, Counts, perform
 from convert.job import Job
 from convert.work import Worker
 from stream_pretrain.errors import StreamPretrainError
+
+PR_SET_PDEATHSIG = 1  # Linux: the signal that a parent's end sends
 
 _worker: Worker | None = None
 
@@ -104,7 +108,7 @@ def _start_worker(job: Job, reports: Any) -> None:
     global _worker
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    threading.Thread(target=_leave_with_parent, daemon=True).start()
+    end_with_parent()
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
     def report(*counts: int) -> None:
@@ -116,6 +120,15 @@ def _start_worker(job: Job, reports: Any) -> None:
 def _perform(call: Call) -> Any:
     assert _worker is not None
     return perform(_worker, call)
+
+
+def end_with_parent() -> None:
+    """The kernel ends this process with the fork server, which ends with the main process; a thread
+    sees to it elsewhere, but not before a library lets go of the interpreter.
+    """
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+    threading.Thread(target=_leave_with_parent, daemon=True).start()
 
 
 def _leave_with_parent() -> None:
