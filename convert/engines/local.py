@@ -15,7 +15,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
-from multiprocessing import connection
+from multiprocessing import connection, forkserver
 from typing import Any
 
 from convert.engines.calls import Call, Counts, perform
@@ -123,9 +123,13 @@ def _perform(call: Call) -> Any:
 
 
 def end_with_parent() -> None:
-    """The kernel ends this process with the fork server, which ends with the main process; a thread
-    sees to it elsewhere, but not before a library lets go of the interpreter.
+    """The kernel ends this process with the fork server, which ends with the main process once no
+    worker holds its pipe; elsewhere a thread sees to it, when a library lets go of the interpreter.
     """
+    server: Any = forkserver._forkserver
+    alive, server._forkserver_alive_fd = server._forkserver_alive_fd, None
+    if alive is not None:
+        os.close(alive)
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
     threading.Thread(target=_leave_with_parent, daemon=True).start()
