@@ -27,7 +27,7 @@ from stream_pretrain.audit.compare import Ending, differences, ending
 from stream_pretrain.errors import ConfigError, Fault
 from stream_pretrain.storage.store import open_store
 
-CORPUS_BYTES = 800_000
+CORPUS_BYTES = 500_000
 VOCAB_SIZE = 2048
 SEQ_LEN = 128
 PROMPT = "def "
@@ -196,8 +196,8 @@ def show(result: Result, say: Console) -> None:
     """Print both runs side by side, and the verdict."""
     table = Table(title=f"killed after step {result.killed_after} of {result.whole.step}")
     table.add_column("")
-    table.add_column("uninterrupted")
-    table.add_column("killed and resumed")
+    table.add_column("uninterrupted", overflow="fold")
+    table.add_column("killed and resumed", overflow="fold")
     pairs = [
         ("steps", str(result.whole.step), str(result.interrupted.step)),
         ("data digest", result.whole.digest, result.interrupted.digest),
