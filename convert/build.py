@@ -4,28 +4,29 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Mapping, Sequence
-from contextlib import closing
+from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib.metadata import version
 from typing import Any
 
+from convert.card import lasting_inputs, make_card
 from convert.config import LARGEST_SHARD_SIZE, BuildConfig
-from convert.content import content_hash
 from convert.document import Reading
 from convert.engines.calls import Call, Engine
 from convert.engines.start import start_engine
-from convert.inputs import InputFile, find_inputs
+from convert.inputs import find_inputs
 from convert.job import Job, TextRules, Validation, parse_validation
 from convert.parts import MOST_TASKS, Task, automatic_part_size, plan_tasks
-from convert.publish import publish_splits
+from convert.publish import Split, gather_splits, publish_splits
 from convert.receipts import Receipt
 from convert.shards import ShardFormat
-from convert.staging import Before, check_files, claim, discard, owned, sweep
+from convert.staging import Before, check_files, claim, discard, owned, sweep, withdrawn
 from convert.vocabulary import load_vocabulary
 from convert.written import write_checked
 from stream_pretrain.errors import ConfigError
 from stream_pretrain.observe.console import Mode, Progress
-from stream_pretrain.schema import CARD_NAME, Card, SourceFile
+from stream_pretrain.schema import CARD_NAME, Card
 from stream_pretrain.storage.store import open_store
 
 LAYOUT = 1  # of parts and shards: a stopped job of another layout is not taken up
@@ -51,15 +52,27 @@ def build(config: BuildConfig, *, progress: Mode = "off") -> Built:
             )
         identity = identify(config, job)
         with owned(job.store):
-            before = claim(job.store, identity, overwrite=config.overwrite)
+            before = claim(
+                job.store, identity, partial(contents, job, engine), overwrite=config.overwrite
+            )
             if before.card is not None:
                 return Built(card=before.card, was_there=True)
-            if job.validation.number:
-                job = replace(job, validation=find_threshold(job, tasks, engine))
-            receipts, hashes = run(job, tasks, before, engine, progress)
+            with _withdrawn(job, config, parts_too=False):
+                if job.validation.number:
+                    job = replace(job, validation=find_threshold(job, tasks, engine))
+                receipts, hashes = run(job, tasks, before, engine, progress)
             check_files(job.store, receipts)
-            card = publish(job, config, receipts, hashes, identity)
+            with _withdrawn(job, config, parts_too=True):
+                splits = gather_splits(job, receipts, expect_validation=config.validation != "none")
+            card = publish(job, config, receipts, hashes, splits, identity)
     return Built(card=card, was_there=False)
+
+
+def _withdrawn(job: Job, config: BuildConfig, *, parts_too: bool) -> AbstractContextManager[None]:
+    """Only where nobody else may be writing: tasks of a cluster outlive an error."""
+    if job.store.is_local and config.engine == "local":
+        return withdrawn(job.store, parts_too=parts_too)
+    return nullcontext()
 
 
 def prepare(config: BuildConfig) -> Job:
@@ -119,7 +132,10 @@ def _check_sizes(config: BuildConfig, form: ShardFormat) -> None:
 
 
 def identify(config: BuildConfig, job: Job) -> dict[str, Any]:
-    """What must be the same for a stopped conversion to go on: settings, inputs, tokenizer."""
+    """What must be the same for a stopped conversion to go on: settings, inputs, tokenizer.
+
+    With the inputs' modification times, so it stays in the staging area.
+    """
     settings = config.recorded()
     del settings["input"], settings["tokenizer"]
     return {
@@ -130,6 +146,19 @@ def identify(config: BuildConfig, job: Job) -> dict[str, Any]:
         "zstandard": version("zstandard") if job.shards.compression else None,
         "inputs": {file.label: [file.size, file.stamp] for file in job.files},
     }
+
+
+def contents(job: Job, engine: Engine) -> dict[str, list[Any]]:
+    """Size and hash of every input, which reads them all."""
+    return lasting_inputs(job, dict(engine.run(job, _source_calls(job), lambda *_: None)))
+
+
+def _source_calls(job: Job) -> list[Call]:
+    return [
+        Call(kind="source", number=number)
+        for number, file in enumerate(job.files)
+        if not (file.is_remote or file.is_stdin)
+    ]
 
 
 def find_threshold(job: Job, tasks: Sequence[Task], engine: Engine) -> Validation:
@@ -155,11 +184,7 @@ def run(
     job: Job, tasks: Sequence[Task], before: Before, engine: Engine, progress: Mode
 ) -> tuple[list[Receipt], dict[int, str]]:
     """Convert what is not done; all receipts in stream order, and the sources' hashes."""
-    calls = [
-        Call(kind="source", number=number)
-        for number, file in enumerate(job.files)
-        if not (file.is_remote or file.is_stdin)
-    ]
+    calls = _source_calls(job)
     receipts = {(r.task, r.part): r for done in before.receipts.values() for r in done.values()}
     for task in tasks:
         done = before.receipts.get(task.index, {})
@@ -184,66 +209,6 @@ def run(
     return [receipt for _, receipt in sorted(receipts.items())], hashes
 
 
-def publish(
-    job: Job,
-    config: BuildConfig,
-    receipts: Sequence[Receipt],
-    hashes: Mapping[int, str],
-    identity: Mapping[str, Any],
-) -> Card:
-    """Write the splits, then the card; then staging may go."""
-    expected = config.validation != "none"
-    published = publish_splits(job, receipts, expect_validation=expected)
-    rows = {name: split.rows for name, split in published.items()}
-    padding = {name: split.padding for name, split in published.items() if split.padding}
-    bad = [line for receipt in receipts for line in receipt.bad_records]
-    card = Card(
-        seq_len=job.shards.seq_len,
-        dtype=job.vocabulary.dtype,
-        vocab_size=job.vocabulary.vocab_size,
-        tokenizer_fingerprint=job.vocabulary.fingerprint,
-        content_hash=content_hash(rows, job.shards.seq_len),
-        eos_id=job.vocabulary.eos_id,
-        bos_id=job.vocabulary.bos_id,
-        splits={name: split.counts for name, split in published.items()},
-        sources=tuple(
-            _source(file, number, receipts, hashes) for number, file in enumerate(job.files)
-        ),
-        settings=config.recorded(),
-        versions={name: version(name) for name in ("stream-pretrain", "tokenizers", "zstandard")},
-        notes={
-            "job": identity,
-            "encoder": dict(receipts[0].encoder),
-            "tallies": _tallies(receipts),
-            "padding": padding,
-            "documents": {
-                key: digest
-                for split in published.values()
-                for key, digest in split.documents.items()
-            },
-            "bad_records": bad[:20],
-        },
-    )
-    sweep(job.store)
-    write_checked(job.store, CARD_NAME, card.to_json().encode())
-    discard(job.store)
-    return card
-
-
-def _source(
-    file: InputFile, number: int, receipts: Sequence[Receipt], hashes: Mapping[int, str]
-) -> SourceFile:
-    counts = [receipt.sources[number] for receipt in receipts if number in receipt.sources]
-    return SourceFile(
-        name=file.label,
-        path=file.path,
-        size=file.size,
-        xxh3_128=hashes.get(number, ""),
-        documents=sum(documents for documents, _ in counts),
-        tokens=sum(tokens for _, tokens in counts),
-    )
-
-
 def _size_done(tasks: Sequence[Task], before: Before) -> int:
     done = before.receipts
     return sum(
@@ -253,9 +218,18 @@ def _size_done(tasks: Sequence[Task], before: Before) -> int:
     )
 
 
-def _tallies(receipts: Sequence[Receipt]) -> dict[str, int]:
-    total: dict[str, int] = {}
-    for receipt in receipts:
-        for what, count in receipt.tallies.items():
-            total[what] = total.get(what, 0) + count
-    return total
+def publish(
+    job: Job,
+    config: BuildConfig,
+    receipts: Sequence[Receipt],
+    hashes: Mapping[int, str],
+    splits: Mapping[str, Split],
+    identity: Mapping[str, Any],
+) -> Card:
+    """Write the splits, then the card; then staging may go."""
+    published = publish_splits(job, splits)
+    card = make_card(job, config, receipts, hashes, published, identity)
+    sweep(job.store)
+    write_checked(job.store, CARD_NAME, card.to_json().encode())
+    discard(job.store)
+    return card

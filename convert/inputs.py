@@ -158,6 +158,16 @@ def _why_nothing(location: str) -> str:
     return "no such file, directory or match. Check the path."
 
 
+def lasting_name(value: str) -> str:
+    """An `--input` value without the directories that lead to a local file."""
+    named = NAMED_SOURCE.fullmatch(value)
+    prefix, location = (f"{named[1]}=", named[2]) if named else ("", value)
+    if location == STDIN or "://" in location:
+        return value
+    name = Path(location).name
+    return prefix + (name if name not in ("", "..") else Path(location).resolve().name)
+
+
 def _local(location: str) -> tuple[list[_Found], str | None]:
     path = Path(location).expanduser()
     if path.is_dir():

@@ -40,15 +40,20 @@ class Published:
     """xxh3-128 of the tables of provenance, by key."""
 
 
-def publish_splits(
+def gather_splits(
     job: Job, receipts: Sequence[Receipt], *, expect_validation: bool
-) -> dict[str, Published]:
-    """Write everything but the card; `Published` by split name."""
+) -> dict[str, Split]:
+    """What will be published, by split name; `DataError` where one would hold no sample."""
     names = {name for receipt in receipts for name in receipt.splits}
     names |= {TRAIN, *([VALIDATION] if expect_validation else [])}
-    splits = {name: _Split(job, name, receipts) for name in sorted(names)}
+    splits = {name: Split(job, name, receipts) for name in sorted(names)}
     for split in splits.values():
         split.check()
+    return splits
+
+
+def publish_splits(job: Job, splits: Mapping[str, Split]) -> dict[str, Published]:
+    """Write everything but the card; `Published` by split name."""
     published = {name: split.publish() for name, split in splits.items()}
     for name, data in job.vocabulary.files.items():
         write_checked(job.store, f"{TOKENIZER_DIR}/{name}", data)
@@ -57,7 +62,7 @@ def publish_splits(
     return published
 
 
-class _Split:
+class Split:
     """One split of all parts."""
 
     def __init__(self, job: Job, name: str, receipts: Sequence[Receipt]) -> None:

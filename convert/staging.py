@@ -10,9 +10,9 @@ import fcntl
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,13 +38,25 @@ class Before:
     receipts: Mapping[int, Mapping[int, Receipt]]
 
 
-def claim(store: Store, identity: Mapping[str, Any], *, overwrite: bool) -> Before:
-    """Make the output this job's; `ConfigError` where it belongs to another."""
+def claim(
+    store: Store,
+    identity: Mapping[str, Any],
+    contents: Callable[[], Mapping[str, Any]],
+    *,
+    overwrite: bool,
+) -> Before:
+    """Make the output this job's; `ConfigError` where it belongs to another.
+
+    A stopped job's inputs are told by size and stamp, a finished one's by size and `contents`,
+    which reads them.
+    """
     if overwrite:
         clear(store)
     card = _card(store)
     if card is not None:
-        _check_same(store, card.notes.get("job", {}), identity, "a dataset")
+        made = card.notes.get("job", {})
+        _check_same(store, _by_size(made), _by_size(identity), "a dataset")
+        _check_same(store, made, {**identity, "inputs": contents()}, "a dataset")
         discard(store)  # left where the end came between the card and this
         return Before(card=card, receipts={})
     claimed = _read_json(store, JOB_KEY)
@@ -126,6 +138,7 @@ def owned(store: Store) -> Iterator[None]:
         yield
         return
     check_out(store)
+    made = [path for path in (store.path, *store.path.parents) if not path.exists()]
     try:
         (store.path / STAGING).mkdir(parents=True, exist_ok=True)
         descriptor = os.open(store.path / LOCK_KEY, os.O_RDWR | os.O_CREAT)
@@ -147,8 +160,28 @@ def owned(store: Store) -> Iterator[None]:
         finally:
             if not (store.path / JOB_KEY).exists():  # nothing staged: leave no trace
                 shutil.rmtree(store.path / STAGING, ignore_errors=True)
+                with suppress(OSError):  # the first that holds something
+                    for path in made:
+                        path.rmdir()
     finally:
         os.close(descriptor)
+
+
+@contextmanager
+def withdrawn(store: Store, *, parts_too: bool) -> Iterator[None]:
+    """Remove what a conversion made that its input or its settings ended: all of it, or
+    (not `parts_too`) only if no part was finished."""
+    try:
+        yield
+    except (ConfigError, DataError):
+        if parts_too or not store.list(RECEIPTS):
+            clear(store)
+            folders = [path for path in store.path.rglob("*") if path.is_dir()]
+            for path in sorted(folders, reverse=True):
+                if path != store.path / STAGING:
+                    with suppress(OSError):
+                        path.rmdir()
+        raise
 
 
 def _card(store: Store) -> Card | None:
@@ -193,8 +226,27 @@ def _check_same(
     )
 
 
+def _by_size(identity: Mapping[str, Any]) -> dict[str, Any]:
+    inputs = identity.get("inputs", {})
+    return {**identity, "inputs": {label: [size] for label, (size, *_) in inputs.items()}}
+
+
+def _input_differences(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> Iterator[str]:
+    for label in sorted({*found, *wanted}):
+        if label not in found:
+            yield f"inputs.{label}: was not there then"
+        elif label not in wanted:
+            yield f"inputs.{label}: is not there now"
+        elif found[label] != wanted[label]:
+            before, now = found[label][0], wanted[label][0]
+            sizes = f"{before:,} bytes then, {now:,} now" if before != now else "of the same size"
+            yield f"inputs.{label}: changed since ({sizes})"
+
+
 def _differences(found: Any, wanted: Any, path: str) -> Iterator[str]:
-    if isinstance(found, dict) and isinstance(wanted, dict):
+    if path == "inputs" and isinstance(found, dict):
+        yield from _input_differences(found, wanted)
+    elif isinstance(found, dict) and isinstance(wanted, dict):
         for key in sorted({*found, *wanted}):
             below = f"{path}.{key}" if path else key
             yield from _differences(found.get(key), wanted.get(key), below)

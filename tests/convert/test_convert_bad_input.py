@@ -134,7 +134,6 @@ def test_invalid_utf8_on_standard_input(
         monkeypatch.setattr(sys, "stdin", TextIOWrapper(BytesIO(data)))
         assert place in fails(capsys, tmp_path, "--input", "-", "--format", form)
         monkeypatch.undo()
-        (tmp_path / "out/.convert/job.json").unlink()
 
 
 @pytest.mark.parametrize("name", ["c.jsonl.gz", "c.jsonl.zst"])
@@ -158,7 +157,6 @@ def test_damaged_tables(tmp_path: Path, capsys: Any) -> None:
     for name in ("c.parquet", "c.arrow"):
         path = corpus(tmp_path, b"PAR1 but not really", name)
         assert f"{path}: not a readable" in fails(capsys, tmp_path, "--input", path)
-        (tmp_path / "out/.convert/job.json").unlink(missing_ok=True)
 
 
 def test_a_table_without_the_column_names_the_columns(tmp_path: Path, capsys: Any) -> None:
@@ -197,11 +195,9 @@ def test_mds_shards_that_cannot_be_used(tmp_path: Path, capsys: Any) -> None:
     shard = next(folder.glob("*.mds"))
     whole = shard.read_bytes()
     shard.write_bytes(whole.replace(b"text", b"t\xffxt"))
-    (tmp_path / "out/.convert/job.json").unlink()
     message = fails(capsys, tmp_path, "--input", folder, "--text_key", "body")
     assert "sample 0: invalid UTF-8 in column 'body'" in message
     shard.write_bytes(whole[:-1])
-    (tmp_path / "out/.convert/job.json").unlink()
     message = fails(capsys, tmp_path, "--input", folder, "--text_key", "body")
     assert "not a whole MDS shard" in message
 
