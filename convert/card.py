@@ -14,7 +14,7 @@ from convert.config import BuildConfig
 from convert.content import content_hash
 from convert.inputs import InputFile, lasting_name
 from convert.job import Job
-from convert.publish import Published
+from convert.publish import Published, count_repeated_ids
 from convert.receipts import Receipt
 from stream_pretrain.schema import Card, SourceFile
 
@@ -48,7 +48,7 @@ def make_card(
         notes={
             "job": {**identity, "inputs": lasting_inputs(job, hashes)},
             "encoder": dict(receipts[0].encoder),
-            "tallies": _tallies(receipts),
+            "tallies": _tallies(job, receipts),
             "padding": padding,
             "documents": {
                 key: digest
@@ -99,9 +99,10 @@ def _without_path(line: str, files: Sequence[InputFile]) -> str:
     return line
 
 
-def _tallies(receipts: Sequence[Receipt]) -> dict[str, int]:
+def _tallies(job: Job, receipts: Sequence[Receipt]) -> dict[str, int]:
     total: dict[str, int] = {}
     for receipt in receipts:
         for what, count in receipt.tallies.items():
             total[what] = total.get(what, 0) + count
-    return total
+    repeated = count_repeated_ids(job, receipts)
+    return {**total, "repeated_ids": repeated} if repeated else total

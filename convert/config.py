@@ -22,7 +22,7 @@ from stream_pretrain.errors import Fault
 from stream_pretrain.units import format_bytes
 
 HOW_NOT_WHAT = {"out", "workers", "engine", "ray_address", "overwrite", "storage", "encoder"}
-SMALLEST_PART_SIZE = 256
+SMALLEST_PART_SIZE = 64
 LARGEST_SHARD_SIZE = (1 << 32) - (1 << 17)  # offsets in a shard are 32-bit
 COMPRESSION = re.compile(r"none|zstd(:([1-9]|1[0-9]|2[0-2]))?")
 

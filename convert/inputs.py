@@ -139,7 +139,7 @@ def _find(value: str, form: Format | None, storage: StorageConfig | None) -> lis
 def _why_nothing(location: str) -> str:
     """What is at a location that gives no file, and what to do."""
     if is_remote(location):
-        return "no such object, prefix or match. Check the URL."
+        return "no such file, directory or match. Check the URL."
     path = Path(location).expanduser()
     if path.is_dir():
         return "a directory without files. Name one that holds text."

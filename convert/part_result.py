@@ -14,7 +14,7 @@ from convert.content import RowsHash, hash_rows
 from convert.document import BadRecords, Document
 from convert.documents import parquet_bytes
 from convert.encode import Encoder
-from convert.job import STAGING, Job
+from convert.job import STAGING, Job, id_hash
 from convert.pack import FlowPacker, Ids, Lengths, Packer, with_borders
 from convert.parts import part_name
 from convert.receipts import Receipt, SplitReceipt
@@ -30,6 +30,11 @@ def receipt_key(name: str) -> str:
 def pieces_key(name: str, split: str) -> str:
     """Where a part's provenance lies until the dataset is published."""
     return f"{STAGING}/documents/{name}.{split}.parquet"
+
+
+def ids_key(name: str) -> str:
+    """Where the hashes of a part's ids lie until the dataset is published (`--id_key` only)."""
+    return f"{STAGING}/ids/{name}.u64"
 
 
 @dataclass
@@ -52,6 +57,7 @@ class PartResult:
         self._sources: dict[int, list[int]] = {}
         self._tallies: dict[str, int] = {}
         self._files: dict[str, int] = {}
+        self._id_hashes: list[int] = []
         self.read = 0
 
     def count(self, what: str, number: int = 1) -> None:
@@ -60,6 +66,8 @@ class PartResult:
 
     def add(self, documents: Sequence[Document], encoder: Encoder) -> None:
         """Encode documents and append their ids, each to its split."""
+        if self._job.reading.id_key:
+            self._id_hashes += [id_hash(document.id) for document in documents]
         by_split: dict[str, list[Document]] = {}
         for document in documents:
             name = document.split or self._job.validation.split(document.id)
@@ -88,6 +96,8 @@ class PartResult:
         """Write the last shards and the provenance."""
         if bad.count:
             self.count("bad_records", bad.count)
+        if self._id_hashes:
+            self._write(ids_key(self._name), np.array(self._id_hashes, "<u8").tobytes())
         return Receipt(
             task=self._task,
             part=self._part,

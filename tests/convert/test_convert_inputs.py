@@ -275,3 +275,17 @@ def test_tables_are_read_from_a_bucket(bucket: str, tmp_path: Path, capsys: Any)
     run = build(capsys, "--input", f"{bucket}/d.parquet", "--out", tmp_path / "none")
     assert run.code == 1
     assert "no such file, directory or match" in run.err
+
+
+def test_repeated_ids_are_counted_across_parts(tmp_path: Path, capsys: Any) -> None:
+    rows = records(100)
+    (tmp_path / "c.jsonl").write_bytes(jsonl_bytes([*rows, *rows[:7], rows[0]]))
+    words = ["--input", tmp_path / "c.jsonl", "--id_key", "id", "--validation", 0.3]
+    for size in (2000, 10**6):
+        out = tmp_path / f"{size}"
+        assert build(capsys, *words, "--out", out, "--part_size", size).code == 0
+        assert card_of(out).notes["tallies"] == {"repeated_ids": 8}
+        assert not (out / ".convert").exists()
+    run = build(capsys, *words[:2], "--out", tmp_path / "places")
+    assert run.code == 0
+    assert card_of(tmp_path / "places").notes["tallies"] == {}

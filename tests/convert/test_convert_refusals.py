@@ -155,7 +155,7 @@ def test_an_output_that_cannot_be_written_is_one_line(
         (("--seq_len", 10**8), "Give a --shard_size of at least 200000002, or a smaller --seq_len"),
         (("--shard_size", 1), "one sample takes 66 bytes, more than a shard"),
         (("--shard_size", "10TB"), "shard_size is '10TB': must be below 4 GiB"),
-        (("--part_size", 1), "must be at least 256 bytes, since each part costs files"),
+        (("--part_size", 1), "must be at least 64 bytes, since each part costs files"),
         (("--compression", "gzip"), "must be none, zstd or zstd:LEVEL with a level from 1 to 22"),
         (("--compression", "zstd:99"), "with a level from 1 to 22"),
         (("--compression", "zstd:-5"), "with a level from 1 to 22"),
