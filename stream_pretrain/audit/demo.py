@@ -116,7 +116,7 @@ def _make_dataset(out: Path, say: Console) -> None:
         [
             *("build", "--input", str(source), "--out", str(out / "dataset"), "--id_key", "id"),
             *("--tokenizer", str(out / "tokenizer"), "--seq_len", str(SEQ_LEN)),
-            *("--validation", "0.05"),
+            *("--validation", "2"),
         ],
         log,
     )
