@@ -43,11 +43,12 @@ def test_a_signal_to_the_whole_group_saves_and_leaves_with_75(
     arguments = fit_arguments(dataset, tmp_path / "run", data__workers=workers)
     done = nursery.run(arguments, tmp_path / "log", kill=Kill("updated", 18, signal=name))
     assert done.code == 75, done.log
-    assert end_of(tmp_path / "run").step == 18
+    stopped = end_of(tmp_path / "run").step
+    assert stopped in (18, 19)  # Python runs a handler some instructions after the signal
     assert stop_record(tmp_path / "run") | {"time": 0} == {
         "code": 75,
         "reason": name,
-        "step": 18,
+        "step": stopped,
         "time": 0,
     }
     assert "run the same command to go on" in done.log
