@@ -27,6 +27,8 @@ from stream_pretrain.units import format_duration
 
 LEASE_NAME = "lease.json"
 LEASE_SECONDS = 60.0
+DYING_SECONDS = 3.0
+"""A killed process keeps its locks until the kernel has taken it apart; a restart may be faster."""
 RENEWALS_PER_LEASE = 4
 Say: TypeAlias = "Callable[[str], None]"
 
@@ -100,6 +102,19 @@ def _refusal(run: Store, owner: Owner | None) -> OwnerError:
     )
 
 
+def _lock(descriptor: int) -> None:
+    """Take the lock; BlockingIOError when another process still has it after `DYING_SECONDS`."""
+    until = time.monotonic() + DYING_SECONDS
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            if time.monotonic() >= until:
+                raise
+            time.sleep(0.05)
+
+
 @dataclass(kw_only=True)
 class LocalLease(Lease):
     """An exclusive lock on `lease.json`, which names the owner."""
@@ -114,7 +129,7 @@ class LocalLease(Lease):
         path = run.path / LEASE_NAME
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _lock(descriptor)
             before = Owner.from_json(path.read_bytes())
             if before is not None and not before.released:
                 say(f"{run.url()}: taken over from {before}, which is gone.")
@@ -246,12 +261,20 @@ def _held(run: Store) -> tuple[Owner | None, str] | None:
     raise OwnerError(f"{run.url(LEASE_NAME)}: changes all the time. Stop its owners first.")
 
 
+def _outlives_a_kill(process: Process) -> bool | None:
+    """As `lives`, but a process of this machine that is being taken apart is given time to go."""
+    until = time.monotonic() + DYING_SECONDS
+    while (alive := lives(process)) and time.monotonic() < until:
+        time.sleep(0.05)
+    return alive
+
+
 def _wait_until_gone(run: Store, held: tuple[Owner | None, str], seconds: float, say: Say) -> None:
     """Return when the owner is dead or silent; `OwnerError` as soon as it shows that it lives."""
     owner, etag = held
-    alive = lives(owner.process) if owner is not None else None
     if owner is not None and owner.released:
         return
+    alive = _outlives_a_kill(owner.process) if owner is not None else None
     if alive:
         raise _refusal(run, owner)
     if alive is False:

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -70,6 +71,15 @@ def test_second_process_refuses_and_a_dead_first_is_replaced(run: Store) -> None
         lease.confirm()
     assert time.monotonic() - started < 5
     assert f"taken over from pid {child.pid}" in told[0]
+
+
+def test_an_owner_that_is_being_killed_is_waited_for(run: Store) -> None:
+    """A restart may be faster than the kernel is in taking the killed process apart."""
+    child = held_by_child(run)
+    with child:
+        threading.Timer(0.5, child.kill).start()
+        with hold_lease(run, say=lambda _: None) as lease:
+            lease.confirm()
 
 
 def test_run_directory_that_was_left_in_order_is_taken_silently(run: Store) -> None:
