@@ -27,6 +27,8 @@ from stream_pretrain.storage.transfer import TEMPORARY_SUFFIX, write_whole
 
 LOCK_NAME = "owner.lock"
 MOST_SLOTS = 64
+DYING_SECONDS = 3.0
+"""A killed process keeps its locks until the kernel has taken it apart; a restart may be faster."""
 _NETWORK_FILE_SYSTEMS = frozenset(
     ("nfs", "nfs4", "lustre", "gpfs", "beegfs", "ceph", "cifs", "smb3", "smbfs", "9p", "afs")
 ) | frozenset(("panfs", "wekafs", "virtiofs", "glusterfs"))
@@ -99,7 +101,7 @@ def own_directory(directory: Path, *, run: str) -> CacheLock:
 
     `OwnerError` names the live process that has it.
     """
-    lock = _try_lock(directory, run)
+    lock = _try_lock(directory, run, patience_s=DYING_SECONDS)
     if lock is None:
         raise OwnerError(
             f"{directory}: is the cache of {owner_of(directory)}. Give this run another `local`, "
@@ -114,13 +116,22 @@ def own_any_directory(directory: Path, *, run: str) -> CacheLock:
     """
     for slot in range(1, MOST_SLOTS + 1):
         candidate = directory if slot == 1 else directory.with_name(f"{directory.name}.{slot}")
-        lock = _try_lock(candidate, run)
+        patience = DYING_SECONDS if _last_run(candidate) == run else 0.0
+        lock = _try_lock(candidate, run, patience_s=patience)
         if lock is not None:
             return lock
     raise OwnerError(
         f"{directory}: all {MOST_SLOTS} caches of this stream are in use on this machine. Set "
         f"data.cache.dir."
     )
+
+
+def _last_run(directory: Path) -> str | None:
+    """The run that wrote the lock file last; None where nothing says so."""
+    try:
+        return str(json.loads((directory / LOCK_NAME).read_text())["run"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
 
 def owner_of(directory: Path) -> str:
@@ -197,17 +208,23 @@ def _mounts() -> list[tuple[Path, str]]:
     return [(Path(parts[1].replace("\\040", " ")), parts[2]) for parts in fields if len(parts) > 2]
 
 
-def _try_lock(directory: Path, run: str) -> CacheLock | None:
+def _try_lock(directory: Path, run: str, *, patience_s: float = 0.0) -> CacheLock | None:
+    """The lock; None when another process still has it after `patience_s`."""
     ours = CacheLock.of_this_process(directory)
     if ours is not None:
         return ours
     directory.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(directory / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(descriptor)
-        return None
+    until = time.monotonic() + patience_s
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            break
+        except BlockingIOError:
+            if time.monotonic() >= until:
+                os.close(descriptor)
+                return None
+            time.sleep(0.05)
     owner = {"host": socket.gethostname(), "pid": os.getpid(), "run": run, "since": time.time()}
     os.ftruncate(descriptor, 0)
     os.pwrite(descriptor, json.dumps(owner).encode(), 0)
