@@ -15,6 +15,7 @@ from small import STEPS_PER_EPOCH, TOTAL_STEPS, fit_arguments
 
 from stream_pretrain.data.index import read_index
 from stream_pretrain.data.replay import epoch_steps
+from stream_pretrain.observe.jsonl import read_events
 from stream_pretrain.order import Order
 from stream_pretrain.storage.store import open_store
 
@@ -96,8 +97,12 @@ def test_a_stop_at_ninety_percent_does_not_become_the_start_of_later_epochs(
 ) -> None:
     """The bug that this program was born from: later epochs saw only the last tenth of the data."""
     ninety = round(0.9 * LAST)
-    arguments = fit_arguments(dataset, tmp_path / "run", checkpoint__every=ninety)
+    # Synchronous, so that the checkpoint is whole when the process is killed.
+    saves = {"checkpoint__every": ninety, "checkpoint__asynchronous": "false"}
+    arguments = fit_arguments(dataset, tmp_path / "run", **saves)
     finish(nursery, arguments, tmp_path, [Kill("saved", 1)])
+    starts = [e for e in read_events(tmp_path / "run" / "metrics.jsonl") if e["event"] == "resume"]
+    assert [start["step"] for start in starts] == [ninety]
     taken = recorded(tmp_path / "samples")
     for epoch in range(3):
         seen = [i for step in range(epoch * LAST, (epoch + 1) * LAST) for i in taken[step + 1]]
