@@ -124,7 +124,7 @@ def measure(name: str, work: Path, python: str) -> Measured | None:
     command = [python, __file__, "--contender", name, "--work", str(work)]
     began = time.perf_counter()
     child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    watch = Watch(child.pid)
+    watch = SlowWaitLog(child.pid)
     output, errors = child.communicate()
     wall = time.perf_counter() - began
     watch.stop()
@@ -147,7 +147,7 @@ def tokens_of(line: str) -> int:
     return int(line)
 
 
-class Watch:
+class SlowWaitLog:
     """Memory and processor time of a process and all its descendants, looked at again and again.
 
     What a process does after the last look is missed: up to a tenth of a second.

@@ -27,11 +27,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from stream_pretrain.data.epoch_stream import EpochStream, LoaderSettings
 from stream_pretrain.data.index import read_index
 from stream_pretrain.data.position import EpochClock
-from stream_pretrain.data.shards import open_dataset
-from stream_pretrain.data.source import ReadSettings, ShardSource
-from stream_pretrain.data.stream import EpochStream, LoaderSettings
+from stream_pretrain.data.shard_dataset import open_dataset
+from stream_pretrain.data.shard_stream import ReadSettings, ShardSource
 from stream_pretrain.order import Order, samples_drawn
 from stream_pretrain.storage.store import open_store
 from stream_pretrain.units import parse_count
@@ -106,7 +106,7 @@ def ours(directory: Path, workers: int) -> Iterator[Any]:
     stream = EpochStream(dataset, clock, settings, 0)
     try:
         while True:
-            yield from stream.take(settings.micro_steps)
+            yield from stream.next_batches(settings.micro_steps)
     finally:
         stream.close_epoch()
         dataset.close()

@@ -10,20 +10,28 @@ from functools import partial
 from importlib.metadata import version
 from typing import Any
 
-from convert.card import lasting_inputs, make_card
 from convert.config import LARGEST_SHARD_SIZE, BuildConfig
-from convert.document import Reading
-from convert.engines.calls import Call, Engine
-from convert.engines.start import start_engine
-from convert.inputs import find_inputs
-from convert.job import Job, TextRules, Validation, parse_validation
-from convert.parts import MOST_TASKS, Task, automatic_part_size, plan_tasks
-from convert.publish import Split, gather_splits, publish_splits
-from convert.receipts import Receipt
-from convert.shards import ShardFormat
-from convert.staging import Before, check_files, claim, discard, owned, sweep, withdrawn
-from convert.vocabulary import load_vocabulary
-from convert.written import write_checked
+from convert.encoding.vocabulary import load_vocabulary
+from convert.inputs.document import Reading
+from convert.inputs.input_files import find_inputs
+from convert.jobs.conversion_job import ConversionJob, TextRules, Validation, parse_validation
+from convert.jobs.engines.calls import Call, Engine
+from convert.jobs.engines.start_engine import start_engine
+from convert.jobs.part_receipts import PartReceipt
+from convert.jobs.staging import (
+    PriorState,
+    check_files,
+    claim_output,
+    discard,
+    owned,
+    rollback_on_error,
+    sweep,
+)
+from convert.jobs.tasks import MOST_TASKS, Task, automatic_part_size, plan_tasks
+from convert.output.dataset_card import lasting_inputs, make_card
+from convert.output.mds_shards import ShardFormat
+from convert.output.publish_dataset import Split, gather_splits, publish_splits
+from convert.output.verified_write import write_verified
 from stream_pretrain.errors import ConfigError
 from stream_pretrain.observe.console import Mode, Progress
 from stream_pretrain.schema import CARD_NAME, Card
@@ -52,7 +60,7 @@ def build(config: BuildConfig, *, progress: Mode = "off") -> Built:
             )
         identity = identify(config, job)
         with owned(job.store):
-            before = claim(
+            before = claim_output(
                 job.store, identity, partial(contents, job, engine), overwrite=config.overwrite
             )
             if before.card is not None:
@@ -68,14 +76,16 @@ def build(config: BuildConfig, *, progress: Mode = "off") -> Built:
     return Built(card=card, was_there=False)
 
 
-def _withdrawn(job: Job, config: BuildConfig, *, parts_too: bool) -> AbstractContextManager[None]:
+def _withdrawn(
+    job: ConversionJob, config: BuildConfig, *, parts_too: bool
+) -> AbstractContextManager[None]:
     """Only where nobody else may be writing: tasks of a cluster outlive an error."""
     if job.store.is_local and config.engine == "local":
-        return withdrawn(job.store, parts_too=parts_too)
+        return rollback_on_error(job.store, parts_too=parts_too)
     return nullcontext()
 
 
-def prepare(config: BuildConfig) -> Job:
+def prepare(config: BuildConfig) -> ConversionJob:
     """Find and check everything before the first byte is converted."""
     validation = parse_validation(config.validation)
     vocabulary = load_vocabulary(config.tokenizer, eos=config.eos, bos=config.bos)
@@ -92,7 +102,7 @@ def prepare(config: BuildConfig) -> Job:
     )
     _check_sizes(config, form)
     part_bytes = config.part_size or automatic_part_size(sum(file.size for file in files))
-    return Job(
+    return ConversionJob(
         files=files,
         reading=Reading(
             text_key=config.text_key,
@@ -131,7 +141,7 @@ def _check_sizes(config: BuildConfig, form: ShardFormat) -> None:
     )
 
 
-def identify(config: BuildConfig, job: Job) -> dict[str, Any]:
+def identify(config: BuildConfig, job: ConversionJob) -> dict[str, Any]:
     """What must be the same for a stopped conversion to go on: settings, inputs, tokenizer.
 
     With the inputs' modification times, so it stays in the staging area.
@@ -148,12 +158,12 @@ def identify(config: BuildConfig, job: Job) -> dict[str, Any]:
     }
 
 
-def contents(job: Job, engine: Engine) -> dict[str, list[Any]]:
+def contents(job: ConversionJob, engine: Engine) -> dict[str, list[Any]]:
     """Size and hash of every input, which reads them all."""
     return lasting_inputs(job, dict(engine.run(job, _source_calls(job), lambda *_: None)))
 
 
-def _source_calls(job: Job) -> list[Call]:
+def _source_calls(job: ConversionJob) -> list[Call]:
     return [
         Call(kind="source", number=number)
         for number, file in enumerate(job.files)
@@ -161,7 +171,7 @@ def _source_calls(job: Job) -> list[Call]:
     ]
 
 
-def find_threshold(job: Job, tasks: Sequence[Task], engine: Engine) -> Validation:
+def find_threshold(job: ConversionJob, tasks: Sequence[Task], engine: Engine) -> Validation:
     """A pass over the ids: the hash below which there are so many documents."""
     number = job.validation.number
     if any(file.is_stdin for file in job.files):
@@ -181,8 +191,8 @@ def find_threshold(job: Job, tasks: Sequence[Task], engine: Engine) -> Validatio
 
 
 def run(
-    job: Job, tasks: Sequence[Task], before: Before, engine: Engine, progress: Mode
-) -> tuple[list[Receipt], dict[int, str]]:
+    job: ConversionJob, tasks: Sequence[Task], before: PriorState, engine: Engine, progress: Mode
+) -> tuple[list[PartReceipt], dict[int, str]]:
     """Convert what is not done; all receipts in stream order, and the sources' hashes."""
     calls = _source_calls(job)
     receipts = {(r.task, r.part): r for done in before.receipts.values() for r in done.values()}
@@ -209,7 +219,7 @@ def run(
     return [receipt for _, receipt in sorted(receipts.items())], hashes
 
 
-def _size_done(tasks: Sequence[Task], before: Before) -> int:
+def _size_done(tasks: Sequence[Task], before: PriorState) -> int:
     done = before.receipts
     return sum(
         task.size
@@ -219,9 +229,9 @@ def _size_done(tasks: Sequence[Task], before: Before) -> int:
 
 
 def publish(
-    job: Job,
+    job: ConversionJob,
     config: BuildConfig,
-    receipts: Sequence[Receipt],
+    receipts: Sequence[PartReceipt],
     hashes: Mapping[int, str],
     splits: Mapping[str, Split],
     identity: Mapping[str, Any],
@@ -230,6 +240,6 @@ def publish(
     published = publish_splits(job, splits)
     card = make_card(job, config, receipts, hashes, published, identity)
     sweep(job.store)
-    write_checked(job.store, CARD_NAME, card.to_json().encode())
+    write_verified(job.store, CARD_NAME, card.to_json().encode())
     discard(job.store)
     return card

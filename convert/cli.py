@@ -137,7 +137,7 @@ def _dispatch(words: list[str]) -> int:
 
 def _build(words: list[str]) -> int:
     from convert.config import BuildConfig, BuildOptions
-    from stream_pretrain.config.load import load_config
+    from stream_pretrain.config.load_config import load_config
 
     loaded = load_config(words, model=BuildConfig, program=f"{PROGRAM} build", options=BuildOptions)
     options = loaded.options
@@ -145,7 +145,7 @@ def _build(words: list[str]) -> int:
     if loaded.print_config:
         print(loaded.to_yaml(), end="")
         return 0
-    from convert.engines.start import warm_up
+    from convert.jobs.engines.start_engine import warm_up
 
     warm_up(loaded.config)
     from convert.build import build
@@ -185,7 +185,7 @@ def _print_card(card: Card, out: str, *, was_there: bool) -> None:
 
 def _verify(words: list[str]) -> int:
     from convert.config import DatasetConfig, VerifyOptions
-    from stream_pretrain.config.load import load_config
+    from stream_pretrain.config.load_config import load_config
 
     location, rest = _location(words, "verify")
     loaded = load_config(
@@ -193,7 +193,7 @@ def _verify(words: list[str]) -> int:
     )
     options = loaded.options
     assert isinstance(options, VerifyOptions)
-    from convert.verify import verify
+    from convert.checks.verify_dataset import verify
     from stream_pretrain.storage.store import open_store
 
     report = verify(open_store(location, loaded.config.storage), fast=options.fast)
@@ -206,7 +206,7 @@ def _verify(words: list[str]) -> int:
 
 def _inspect(words: list[str]) -> int:
     from convert.config import DatasetConfig, InspectOptions
-    from stream_pretrain.config.load import load_config
+    from stream_pretrain.config.load_config import load_config
 
     location, rest = _location(words, "inspect")
     loaded = load_config(
@@ -214,7 +214,7 @@ def _inspect(words: list[str]) -> int:
     )
     options = loaded.options
     assert isinstance(options, InspectOptions)
-    from convert.overview import inspect
+    from convert.checks.inspect_dataset import inspect
     from stream_pretrain.storage.store import open_store
 
     view = inspect(
@@ -235,7 +235,7 @@ def _location(words: list[str], command: str) -> tuple[str, list[str]]:
 
 def _tokenizer(words: list[str]) -> int:
     from convert.config import BuildOptions, TokenizerConfig
-    from stream_pretrain.config.load import load_config
+    from stream_pretrain.config.load_config import load_config
 
     loaded = load_config(
         words, model=TokenizerConfig, program=f"{PROGRAM} tokenizer", options=BuildOptions
@@ -245,7 +245,7 @@ def _tokenizer(words: list[str]) -> int:
     if loaded.print_config:
         print(loaded.to_yaml(), end="")
         return 0
-    from convert.train_tokenizer import train_tokenizer
+    from convert.encoding.train_tokenizer import train_tokenizer
 
     size = train_tokenizer(loaded.config, progress="off" if options.quiet else "auto")
     if size < loaded.config.vocab_size:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stream_pretrain.config.load import config_of, merge
+from stream_pretrain.config.load_config import config_of, merge
 from stream_pretrain.config.sections import Config
 from stream_pretrain.config.yaml import load_yaml
 
@@ -61,7 +61,7 @@ def fit(config: Config) -> Outcome:
     """
     from stream_pretrain.runtime.stop import kill_children
     from stream_pretrain.train.assembly import assembled
-    from stream_pretrain.train.command import conclude
+    from stream_pretrain.train.fit import conclude
     from stream_pretrain.train.loop import train
     from stream_pretrain.train.prepare import prepare
 

@@ -92,7 +92,7 @@ def _dispatch(words: list[str]) -> int:
 
 def _run_with_config(name: str, command: Command, words: list[str]) -> int:
     from stream_pretrain.config import options
-    from stream_pretrain.config.load import load_config
+    from stream_pretrain.config.load_config import load_config
     from stream_pretrain.config.sections import Config
 
     own: type[Section] = getattr(options, command.options)
@@ -113,7 +113,7 @@ def _run_with_arguments(name: str, command: Command, words: list[str]) -> int:
     if name == "demo" and rest:
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
     if name != "demo":
-        from stream_pretrain.config.load import load_config
+        from stream_pretrain.config.load_config import load_config
         from stream_pretrain.config.options import Access
 
         access = load_config(rest, model=Access, program=f"{PROGRAM} {name}")
@@ -236,13 +236,13 @@ def _demo(parser: argparse.ArgumentParser) -> None:
     _json(parser)
 
 
-_AUDIT = "stream_pretrain.audit.command"
+_AUDIT = "stream_pretrain.audit.audit_commands"
 
 COMMANDS: Mapping[str, Command] = {
-    "fit": Command(summary="train, or go on training", target="stream_pretrain.train.command:fit"),
+    "fit": Command(summary="train, or go on training", target="stream_pretrain.train.fit:fit"),
     "plan": Command(
         summary="show every derived number and check data, model and devices; train nothing",
-        target="stream_pretrain.train.command:show_plan",
+        target="stream_pretrain.train.fit:show_plan",
         options="PlanOptions",
     ),
     "trace": Command(
@@ -262,12 +262,12 @@ COMMANDS: Mapping[str, Command] = {
     ),
     "export": Command(
         summary="write a checkpoint as a LitGPT or Hugging Face directory",
-        target="stream_pretrain.export.command:export",
+        target="stream_pretrain.export.export_commands:export",
         arguments=_export,
     ),
     "generate": Command(
         summary="text from a checkpoint, for a quick look",
-        target="stream_pretrain.export.command:generate",
+        target="stream_pretrain.export.export_commands:generate",
         arguments=_generate,
     ),
     "report": Command(

@@ -13,8 +13,6 @@ from dataclasses import dataclass, replace
 
 from stream_pretrain.config.sections import Config
 from stream_pretrain.errors import ConfigError, Fault
-from stream_pretrain.fitting import check_chunk, check_model, check_seq_len, check_tokenizers
-from stream_pretrain.horizon import schedule_steps, total_steps_of
 from stream_pretrain.order import (
     Order,
     canonical_nodes,
@@ -22,6 +20,8 @@ from stream_pretrain.order import (
     samples_drawn,
     shuffle_block,
 )
+from stream_pretrain.plan_checks import check_chunk, check_model, check_seq_len, check_tokenizers
+from stream_pretrain.run_length import schedule_steps, total_steps_of
 from stream_pretrain.schema import ModelFacts, StreamFacts, World
 
 
@@ -30,14 +30,14 @@ class Plan:
     """Derived numbers of a run. Steps count optimizer updates, tokens count targets.
 
     `total_steps` is `None` where only `stop.max_time` ends the run. `micro_steps` are the
-    micro-batches of one rank in a step (gradient accumulation). `holdout_samples` has the
+    micro-batches of one rank in a step (gradient accumulation). `validation_samples` has the
     validation samples by set.
     """
 
     world: World
     model: ModelFacts
     streams: tuple[StreamFacts, ...]
-    holdouts: Mapping[str, tuple[StreamFacts, ...]]
+    validation_sets: Mapping[str, tuple[StreamFacts, ...]]
     order: Order
     seq_len: int
     global_batch: int
@@ -47,7 +47,7 @@ class Plan:
     warmup_steps: int
     decay_steps: int | None
     max_seconds: float | None
-    holdout_samples: Mapping[str, int]
+    validation_samples: Mapping[str, int]
     evaluate_every: int | None
     evaluate_at_start: bool
     evaluate_at_end: bool
@@ -89,7 +89,7 @@ class Plan:
     def evaluation_due(self, step: int) -> bool:
         """Whether to evaluate after `step` updates: the last one included, before it is saved."""
         at_end = self.evaluate_at_end and step == self.total_steps
-        return bool(self.holdout_samples) and (at_end or _due(step, self.evaluate_every))
+        return bool(self.validation_samples) and (at_end or _due(step, self.evaluate_every))
 
     def save_due(self, step: int) -> bool:
         """Whether to save after `step` updates."""
@@ -104,17 +104,17 @@ def plan(
     config: Config,
     world: World,
     streams: Sequence[StreamFacts],
-    holdouts: Mapping[str, Sequence[StreamFacts]],
+    validation_sets: Mapping[str, Sequence[StreamFacts]],
     model: ModelFacts,
     others: Sequence[Fault] = (),
 ) -> Plan:
     """Derive everything, or raise one `ConfigError` with all that does not fit, `others` first."""
     faults: list[Fault] = list(others)
     micro_batch = _micro_batch(config, world, faults)
-    everything = [*streams, *(s for held in holdouts.values() for s in held)]
+    everything = [*streams, *(s for held in validation_sets.values() for s in held)]
     check_seq_len(config, everything, faults)
     seq_len = sequence_length(config, everything)
-    check_tokenizers(streams, holdouts, faults)
+    check_tokenizers(streams, validation_sets, faults)
     check_model(model, seq_len, streams, faults)
     check_chunk(config, micro_batch * seq_len, faults)
     order = _order(config, streams, faults)
@@ -129,7 +129,7 @@ def plan(
         world=world,
         model=model,
         streams=tuple(streams),
-        holdouts={name: tuple(held) for name, held in holdouts.items()},
+        validation_sets={name: tuple(held) for name, held in validation_sets.items()},
         order=order,
         seq_len=seq_len,
         global_batch=global_batch,
@@ -139,9 +139,9 @@ def plan(
         warmup_steps=warmup,
         decay_steps=decay,
         max_seconds=config.stop.max_time,
-        holdout_samples={
+        validation_samples={
             name: min(sum(s.samples for s in held), most * global_batch if most else 1 << 62)
-            for name, held in holdouts.items()
+            for name, held in validation_sets.items()
         },
         evaluate_every=config.evaluation.every,
         evaluate_at_start=config.evaluation.at_start,

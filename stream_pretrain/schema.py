@@ -41,7 +41,7 @@ class World:
         return self.world_size // self.local_world_size
 
     @property
-    def is_leader(self) -> bool:
+    def is_rank0(self) -> bool:
         """True on rank 0 alone."""
         return self.rank == 0
 

@@ -6,7 +6,7 @@ when it starts.
 
 import os
 
-from run_fixtures import dataset, nursery  # noqa: F401
+from run_fixtures import dataset, forked_runs  # noqa: F401
 from servers.fixtures import bucket, fault_proxy, s3, s3_server  # noqa: F401
 from servers.s3 import KEYS
 

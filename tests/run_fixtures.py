@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from nursery import Nursery
+from forked_runs import ForkedRuns
 
 WORDS = [
     "the",
@@ -57,7 +57,7 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def nursery() -> Iterator[Nursery]:
+def forked_runs() -> Iterator[ForkedRuns]:
     """Forks runs of `stream-pretrain`."""
-    with Nursery() as process:
+    with ForkedRuns() as process:
         yield process

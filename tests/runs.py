@@ -1,4 +1,4 @@
-"""What a run left behind, for comparisons: steps from metrics, sample ids from the nursery's
+"""What a run left behind, for comparisons: steps from metrics, sample ids from the forked_runs's
 record, final weights.
 """
 
@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from stream_pretrain.audit.compare import Ending, ending
+from stream_pretrain.audit.compare_runs import FinalState, ending
 from stream_pretrain.observe.jsonl import read_events
 from stream_pretrain.storage.store import open_store
 
@@ -44,7 +44,7 @@ def recorded(record: Path) -> Mapping[int, list[int]]:
     return found
 
 
-def end_of(run: Path) -> Ending:
+def end_of(run: Path) -> FinalState:
     """The run's newest whole checkpoint and losses."""
     return ending(open_store(run))
 

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from stream_pretrain.cli import COMMANDS, EXIT_INTERRUPTED, main
-from stream_pretrain.config.load import LoadedConfig
+from stream_pretrain.config.load_config import LoadedConfig
 from stream_pretrain.errors import DataError
 
 SOUND = [
@@ -161,13 +161,13 @@ def test_every_command_explains_itself(capsys: pytest.CaptureFixture[str], name:
 
 
 def failing(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
-    module = ModuleType("stream_pretrain.audit.command")
+    module = ModuleType("stream_pretrain.audit.audit_commands")
 
     def fail(_: Any) -> int:
         raise error
 
     module.report = fail  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "stream_pretrain.audit.command", module)
+    monkeypatch.setitem(sys.modules, "stream_pretrain.audit.audit_commands", module)
 
 
 def test_an_error_that_a_person_can_act_on_is_one_line_and_1(

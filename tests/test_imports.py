@@ -58,7 +58,7 @@ def test_help_and_bad_configuration_answer_without_a_heavy_library(argv: list[st
 
 @pytest.mark.parametrize(
     "module",
-    ["errors", "units", "schema", "config.load", "config.sections", "order", "plan",
+    ["errors", "units", "schema", "config.load_config", "config.sections", "order", "plan",
      "storage.store", "storage.location", "storage.hashing", "observe.observer"],
 )  # fmt: skip
 def test_the_shared_parts_load_no_torch(module: str) -> None:

@@ -21,9 +21,9 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from stream_pretrain.audit import children
-from stream_pretrain.audit.chart import Mark, Series, line_chart
-from stream_pretrain.audit.compare import Ending, differences, ending
+from stream_pretrain.audit import subprocess_runs
+from stream_pretrain.audit.compare_runs import FinalState, differences, ending
+from stream_pretrain.audit.svg_chart import Mark, Series, line_chart
 from stream_pretrain.errors import ConfigError, Fault
 from stream_pretrain.storage.store import open_store
 
@@ -37,8 +37,8 @@ PROMPT = "def "
 class Result:
     """What the demo found. `killed_after` is the last step that the killed process wrote down."""
 
-    whole: Ending
-    interrupted: Ending
+    whole: FinalState
+    interrupted: FinalState
     killed_after: int
     steps_per_epoch: int
     text: str
@@ -63,11 +63,13 @@ def demo(out: Path, say: Console) -> Result:
     config = _write_config(out)
     steps = _steps_per_epoch(out, config)
     say.print("training without interruption …")
-    children.run(children.FIT, _fit(config, out / "whole"), out / "whole.log")
+    subprocess_runs.run(subprocess_runs.FIT, _fit(config, out / "whole"), out / "whole.log")
     say.print("training again, to be killed in the middle of the second epoch …")
     killed_after = _train_killed(config, out, steps)
     say.print(f"killed with SIGKILL after step {killed_after}; starting the same command again …")
-    children.run(children.FIT, _fit(config, out / "interrupted"), out / "interrupted.log")
+    subprocess_runs.run(
+        subprocess_runs.FIT, _fit(config, out / "interrupted"), out / "interrupted.log"
+    )
     whole, interrupted = (ending(open_store(out / name)) for name in ("whole", "interrupted"))
     return Result(
         whole=whole,
@@ -109,10 +111,10 @@ def _make_dataset(out: Path, say: Console) -> None:
     say.print(f"corpus: {size:.1f} MB of Python's standard library; training a tokenizer …")
     log = out / "convert.log"
     tokenizer = ["tokenizer", "--input", str(source), "--vocab_size", str(VOCAB_SIZE)]
-    children.run(children.CONVERT, [*tokenizer, "--out", str(out / "tokenizer")], log)
+    subprocess_runs.run(subprocess_runs.CONVERT, [*tokenizer, "--out", str(out / "tokenizer")], log)
     say.print("writing MDS shards …")
-    children.run(
-        children.CONVERT,
+    subprocess_runs.run(
+        subprocess_runs.CONVERT,
         [
             *("build", "--input", str(source), "--out", str(out / "dataset"), "--id_key", "id"),
             *("--tokenizer", str(out / "tokenizer"), "--seq_len", str(SEQ_LEN)),
@@ -143,13 +145,13 @@ def _steps_per_epoch(out: Path, config: Path) -> int:
 def _train_killed(config: Path, out: Path, steps_per_epoch: int) -> int:
     metrics = out / "interrupted" / "metrics.jsonl"
     middle = steps_per_epoch + steps_per_epoch // 2
-    children.run_and_kill(
-        children.FIT,
+    subprocess_runs.run_and_kill(
+        subprocess_runs.FIT,
         _fit(config, out / "interrupted"),
         out / "interrupted.log",
-        lambda: children.last_step(metrics) >= middle,
+        lambda: subprocess_runs.last_step(metrics) >= middle,
     )
-    return children.last_step(metrics)
+    return subprocess_runs.last_step(metrics)
 
 
 def _generate(run: Path) -> str:
@@ -159,7 +161,7 @@ def _generate(run: Path) -> str:
     return done.stdout.decode(errors="replace").strip()
 
 
-def _draw(out: Path, whole: Ending, interrupted: Ending, killed_after: int) -> Path:
+def _draw(out: Path, whole: FinalState, interrupted: FinalState, killed_after: int) -> Path:
     path = out / "loss.svg"
     series = [
         Series(name="uninterrupted", points=sorted(whole.losses.items())),

@@ -11,7 +11,7 @@ from typing import Any
 
 from stream_pretrain.observe.jsonl import read_events
 from stream_pretrain.storage.store import Store
-from stream_pretrain.train.rundir import METRICS_NAME
+from stream_pretrain.train.run_dir import METRICS_NAME
 
 
 def step_events(run: Store) -> Iterator[dict[str, Any]]:

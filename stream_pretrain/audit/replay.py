@@ -10,16 +10,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from stream_pretrain.audit.lineage import Lineage, Phase
+from stream_pretrain.audit.run_history import Phase, RunHistory
 from stream_pretrain.checkpoint.state import TrainState
 from stream_pretrain.data.digest import EMPTY_DIGEST, as_unsigned, chain, step_sum
+from stream_pretrain.data.epoch_stream import EpochStream, LoaderSettings
 from stream_pretrain.data.position import EpochClock
-from stream_pretrain.data.stream import EpochStream, LoaderSettings
 from stream_pretrain.train.datasets import training_dataset
 
 
 @dataclass(frozen=True, kw_only=True)
-class Replayed:
+class ReplayResult:
     """Digest after `data_step`; `recorded` is the run's own at that step, where it is known."""
 
     data_step: int
@@ -33,24 +33,24 @@ class Replayed:
 
 
 def replay(
-    lineage: Lineage,
+    history: RunHistory,
     *,
     last: int | None = None,
     recorded: str | None = None,
     progress: Callable[[int], None] = lambda _: None,
-) -> Replayed:
+) -> ReplayResult:
     """Read every data step up to `last` (default: all of the checkpoint) in one process and chain
     its digest.
     """
-    state = lineage.state
+    state = history.state
     until = state.data_step if last is None else last
     if last is not None:
-        lineage.phase_of(last)
+        history.phase_of(last)
     digest = EMPTY_DIGEST
-    for phase in lineage.phases:
+    for phase in history.phases:
         digest = _replay_phase(phase, min(phase.last, until), digest, state, progress)
     known = state.digest if until == state.data_step else recorded
-    return Replayed(data_step=until, digest=digest, recorded=known)
+    return ReplayResult(data_step=until, digest=digest, recorded=known)
 
 
 def _replay_phase(
@@ -71,7 +71,7 @@ def _replay_phase(
             if state.is_skipped(data_step):
                 stream.skip(1)
                 continue
-            (batch,) = stream.take(1)
+            (batch,) = stream.next_batches(1)
             digest = chain(digest, step_sum([as_unsigned(batch.digest_sum)]))
             progress(data_step)
     finally:

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from itertools import count, takewhile
 from pathlib import Path
 
-from stream_pretrain.audit.report_data import History, read_history
-from stream_pretrain.audit.report_page import Sources, page
+from stream_pretrain.audit.report_data import ReportData, read_report_data
+from stream_pretrain.audit.report_page import ReportSources, page
 from stream_pretrain.errors import DataError
 from stream_pretrain.observe.jsonl import read_events
 from stream_pretrain.storage.store import Store
@@ -38,7 +38,7 @@ def write_report(run: Store, out: Path | None = None) -> str:
     return str(out)
 
 
-def _history(run: Store) -> History:
+def _history(run: Store) -> ReportData:
     found = run.head(_METRICS_NAME)
     if found is None:
         raise DataError(
@@ -46,17 +46,17 @@ def _history(run: Store) -> History:
             "has started (run.dir in its configuration)."
         )
     if run.is_local:
-        return read_history(read_events(run.path / _METRICS_NAME))
+        return read_report_data(read_events(run.path / _METRICS_NAME))
     with tempfile.TemporaryDirectory(prefix="report-") as folder:
         copy = Path(folder) / _METRICS_NAME
         run.download(_METRICS_NAME, copy, size=found.size)
-        return read_history(read_events(copy))
+        return read_report_data(read_events(copy))
 
 
-def _sources(run: Store) -> Sources:
+def _sources(run: Store) -> ReportSources:
     names = list(takewhile(lambda name: run.head(name) is not None, _config_names()))
     config = run.read(names[0]).decode(errors="replace") if names else ""
-    return Sources(location=run.url(), config=config, links=(*names, _METRICS_NAME))
+    return ReportSources(location=run.url(), config=config, links=(*names, _METRICS_NAME))
 
 
 def _config_names() -> Iterator[str]:

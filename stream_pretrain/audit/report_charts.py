@@ -8,8 +8,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from stream_pretrain.audit.chart import Mark, Series, line_chart
-from stream_pretrain.audit.report_data import History, smooth
+from stream_pretrain.audit.report_data import ReportData, smooth
+from stream_pretrain.audit.svg_chart import Mark, Series, line_chart
 from stream_pretrain.observe.redaction import redact
 
 _WIDE, _NARROW = (1000, 300), (358, 250)
@@ -17,7 +17,7 @@ _MOST_EPOCH_MARKS = 30
 _FEWEST_TO_SMOOTH = 100
 
 
-def charts(history: History) -> list[str]:
+def charts(history: ReportData) -> list[str]:
     """The charts as parts of a page, with a heading; none before the first step."""
     if not history.steps:
         return []
@@ -62,7 +62,7 @@ def _key_to_marks(marks: Sequence[Mark]) -> str:
     return f"<p>In the charts, {'; '.join(said)}.</p>" if said else ""
 
 
-def _later(history: History, losses: Sequence[Series], marks: Sequence[Mark]) -> str:
+def _later(history: ReportData, losses: Sequence[Series], marks: Sequence[Mark]) -> str:
     """The loss without its steep beginning."""
     if len(history.steps) < _FEWEST_TO_SMOOTH:
         return ""
@@ -98,7 +98,7 @@ def _both(
     return "".join(drawn)
 
 
-def _losses(history: History) -> list[Series]:
+def _losses(history: ReportData) -> list[Series]:
     series = _with_mean(history, "loss", "training")
     for place, (name, found) in enumerate(history.evaluations.items()):
         points = [(float(step), values.get("loss", math.nan)) for step, values in found]
@@ -106,7 +106,7 @@ def _losses(history: History) -> list[Series]:
     return series
 
 
-def _with_mean(history: History, column: str, name: str) -> list[Series]:
+def _with_mean(history: ReportData, column: str, name: str) -> list[Series]:
     """The values, and on top of many of them their running mean."""
     points = history.points(column)
     if len(history.steps) < _FEWEST_TO_SMOOTH:
@@ -117,7 +117,7 @@ def _with_mean(history: History, column: str, name: str) -> list[Series]:
     ]
 
 
-def _marks(history: History) -> list[Mark]:
+def _marks(history: ReportData) -> list[Mark]:
     epochs = history.epochs[1:]
     stride = -(-len(epochs) // _MOST_EPOCH_MARKS) if epochs else 1
     marks = [Mark(x=step, label=f"epoch {epoch}") for step, epoch in epochs[::stride]]

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from stream_pretrain.audit.thinning import thin
+from stream_pretrain.audit.downsample import thin
 from stream_pretrain.observe.jsonl import Event
 
 COLUMNS = ("loss", "lr", "grad_norm", "tokens_per_second", "data_wait", "mfu")
@@ -34,7 +34,7 @@ class Session:
 
 
 @dataclass(kw_only=True)
-class History:
+class ReportData:
     """A run as its events tell it. `columns` are as long as `steps`; NaN where an event had no
     value.
     """
@@ -90,9 +90,9 @@ class History:
         return {**spent, "other": max(0.0, self.span_s - sum(spent.values()))}
 
 
-def read_history(events: Iterable[Event]) -> History:
+def read_report_data(events: Iterable[Event]) -> ReportData:
     """Go through the events once, in order."""
-    history = History()
+    history = ReportData()
     for event in events:
         _RECORD.get(event["event"], _ignore)(history, event)
         if history.sessions:
@@ -117,7 +117,7 @@ def smooth(points: Iterable[tuple[float, float]], count: int) -> Iterator[tuple[
         yield x, mean / weight
 
 
-def _session(history: History, event: Event) -> None:
+def _session(history: ReportData, event: Event) -> None:
     begun = event.get("time", 0.0)
     if history.sessions:
         history.away_s += max(0.0, begun - history.sessions[-1].last_time)
@@ -134,7 +134,7 @@ def _session(history: History, event: Event) -> None:
     )
 
 
-def _step(history: History, event: Event) -> None:
+def _step(history: ReportData, event: Event) -> None:
     history.last = event
     history.steps.append(event["step"])
     for name, column in history.columns.items():
@@ -153,7 +153,7 @@ def _step(history: History, event: Event) -> None:
             history.stream_losses.setdefault(name, []).append((event["step"], loss))
 
 
-def _evaluation(history: History, event: Event) -> None:
+def _evaluation(history: ReportData, event: Event) -> None:
     skip = ("event", "step", "time", "set", "seconds", "nonfinite")
     values = {k: v for k, v in event.items() if k not in skip and isinstance(v, (int, float))}
     history.evaluations.setdefault(event.get("set", "validation"), []).append(
@@ -162,17 +162,17 @@ def _evaluation(history: History, event: Event) -> None:
     history.evaluation_s += event.get("seconds", 0.0)
 
 
-def _save(history: History, event: Event) -> None:
+def _save(history: ReportData, event: Event) -> None:
     history.saves += 1
     history.save_s += event.get("seconds", 0.0)
 
 
-def _stop(history: History, event: Event) -> None:
+def _stop(history: ReportData, event: Event) -> None:
     if history.sessions:
         history.sessions[-1].reason = str(event.get("reason", "unknown"))
 
 
-def _ignore(history: History, event: Event) -> None:
+def _ignore(history: ReportData, event: Event) -> None:
     """Events of a later version are not an error."""
 
 

@@ -13,10 +13,10 @@ from datetime import datetime, timezone
 from html import escape
 from typing import Any
 
-from stream_pretrain.audit.chart import STYLE
 from stream_pretrain.audit.report_charts import charts
-from stream_pretrain.audit.report_data import History, Session
+from stream_pretrain.audit.report_data import ReportData, Session
 from stream_pretrain.audit.report_style import PAGE_STYLE
+from stream_pretrain.audit.svg_chart import STYLE
 from stream_pretrain.observe.redaction import redact
 from stream_pretrain.units import format_count, format_duration
 
@@ -24,7 +24,7 @@ _BAR_COLORS = 8
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sources:
+class ReportSources:
     """What the page names and links to: the run's place and files, its configuration as text."""
 
     location: str
@@ -32,7 +32,7 @@ class Sources:
     links: tuple[str, ...] = ()
 
 
-def page(history: History, sources: Sources) -> str:
+def page(history: ReportData, sources: ReportSources) -> str:
     """The whole report."""
     name = sources.location.rstrip("/").rpartition("/")[2] or sources.location
     parts = [
@@ -59,7 +59,7 @@ def text(value: Any) -> str:
     return escape(redact(str(value)))
 
 
-def _status(history: History) -> str:
+def _status(history: ReportData) -> str:
     if not history.sessions:
         return "No process has written anything yet."
     last = history.sessions[-1]
@@ -69,7 +69,7 @@ def _status(history: History) -> str:
     return f"Stopped on {when}, at step {last.last_step:,}: {text(last.reason)}."
 
 
-def _facts(history: History) -> str:
+def _facts(history: ReportData) -> str:
     last = history.last
     if last is None:
         return ""
@@ -96,7 +96,7 @@ def _facts(history: History) -> str:
     return f'<dl class="facts">{cells}</dl>'
 
 
-def _validation(history: History) -> str:
+def _validation(history: ReportData) -> str:
     if not history.evaluations:
         return ""
     rows = []
@@ -123,7 +123,7 @@ def _loss_of(evaluation: tuple[int, dict[str, float]]) -> float:
     return loss if math.isfinite(loss) else math.inf
 
 
-def _time(history: History) -> str:
+def _time(history: ReportData) -> str:
     spent = {name: seconds for name, seconds in history.time_spent().items() if seconds >= 0.05}
     if not spent:
         return ""
@@ -135,7 +135,7 @@ def _time(history: History) -> str:
     return f"<h2>Where the time went</h2>{rows}{note if history.away_s >= 0.05 else ''}"
 
 
-def _mixture(history: History) -> str:
+def _mixture(history: ReportData) -> str:
     if not history.stream_tokens:
         return ""
     return "<h2>Data mixture</h2>" + _shares(history.stream_tokens, format_count, "tokens")
@@ -157,7 +157,7 @@ def _shares(amounts: Mapping[str, float], show: Any, unit: str = "time") -> str:
     return f'{bar}<div class="scroll"><table>{head}{"".join(rows)}</table></div>'
 
 
-def _sessions(history: History) -> str:
+def _sessions(history: ReportData) -> str:
     if not history.sessions:
         return ""
     rows = []
@@ -182,7 +182,7 @@ def _ending(session: Session, following: Session | None) -> str:
     return "killed" if following is not None else "still running, or killed"
 
 
-def _environment(history: History) -> str:
+def _environment(history: ReportData) -> str:
     if not history.sessions:
         return ""
     rows = [[name, value] for name, value in _flat(history.sessions[-1].facts)]
@@ -201,7 +201,7 @@ def _flat(facts: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
     return flat
 
 
-def _configuration(sources: Sources) -> str:
+def _configuration(sources: ReportSources) -> str:
     if not sources.config and not sources.links:
         return ""
     links = " · ".join(f'<a href="{escape(name)}">{text(name)}</a>' for name in sources.links)

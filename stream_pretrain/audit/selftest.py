@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from stream_pretrain.audit import children
-from stream_pretrain.audit.compare import Ending, differences, ending
+from stream_pretrain.audit import subprocess_runs
+from stream_pretrain.audit.compare_runs import FinalState, differences, ending
 from stream_pretrain.storage.store import open_store
 
 
@@ -21,8 +21,8 @@ from stream_pretrain.storage.store import open_store
 class Comparison:
     """An uninterrupted and a killed run of the same configuration."""
 
-    whole: Ending
-    interrupted: Ending
+    whole: FinalState
+    interrupted: FinalState
     killed_after: tuple[int, ...]
     differences: tuple[str, ...]
 
@@ -43,13 +43,17 @@ def selftest(
     (out / "config.yaml").write_text(config)
     argv = ["--config", str(out / "config.yaml")]
     say(f"training {steps} steps without interruption …")
-    children.run(children.FIT, _arguments(argv, out / "whole", steps), out / "whole.log")
+    subprocess_runs.run(
+        subprocess_runs.FIT, _arguments(argv, out / "whole", steps), out / "whole.log"
+    )
     killed_after = []
     for kill_at in kill_steps(steps, kills, seed):
         killed_after.append(_train_killed(argv, out, steps, kill_at))
         say(f"killed with SIGKILL after step {killed_after[-1]} …")
     interrupted = out / "interrupted"
-    children.run(children.FIT, _arguments(argv, interrupted, steps), out / "interrupted.log")
+    subprocess_runs.run(
+        subprocess_runs.FIT, _arguments(argv, interrupted, steps), out / "interrupted.log"
+    )
     whole, other = (ending(open_store(path)) for path in (out / "whole", interrupted))
     return Comparison(
         whole=whole,
@@ -80,10 +84,10 @@ def _arguments(argv: Sequence[str], run: Path, steps: int) -> list[str]:
 
 def _train_killed(argv: Sequence[str], out: Path, steps: int, kill_at: int) -> int:
     metrics = out / "interrupted" / "metrics.jsonl"
-    children.run_and_kill(
-        children.FIT,
+    subprocess_runs.run_and_kill(
+        subprocess_runs.FIT,
         _arguments(argv, out / "interrupted", steps),
         out / "interrupted.log",
-        lambda: children.last_step(metrics) >= kill_at,
+        lambda: subprocess_runs.last_step(metrics) >= kill_at,
     )
-    return children.last_step(metrics)
+    return subprocess_runs.last_step(metrics)

@@ -16,15 +16,15 @@ import numpy as np
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from stream_pretrain.audit.lineage import Lineage, Phase
-from stream_pretrain.data.replay import epoch_steps
+from stream_pretrain.audit.run_history import Phase, RunHistory
+from stream_pretrain.data.epoch_order import epoch_steps
 from stream_pretrain.errors import DataError
 from stream_pretrain.schema import DOCUMENTS_DIR
-from stream_pretrain.train.gather import Source
+from stream_pretrain.train.data_sources import DataSource
 
 
 @dataclass(frozen=True, kw_only=True)
-class Piece:
+class DocumentSpan:
     """A run of tokens of one document within one sample: ids `begin..end` (end excluded) of the
     row.
     """
@@ -44,11 +44,11 @@ class TracedSample:
     sample: int
     shard: str
     row: int
-    pieces: tuple[Piece, ...]
+    pieces: tuple[DocumentSpan, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sighting:
+class Occurrence:
     """A data step that held a part of a document."""
 
     data_step: int
@@ -58,40 +58,42 @@ class Sighting:
     sample: int
 
 
-def trace_step(lineage: Lineage, data_step: int) -> list[TracedSample]:
+def trace_step(history: RunHistory, data_step: int) -> list[TracedSample]:
     """The samples of a data step, in order of stream and number.
 
     Raises:
         DataError: the run has not come so far, or left the step out.
     """
-    phase = lineage.phase_of(data_step)
-    if lineage.state.is_skipped(data_step):
+    phase = history.phase_of(data_step)
+    if history.state.is_skipped(data_step):
         raise DataError(f"data step {data_step} was skipped: the run did not train on it")
     epoch, step = divmod(data_step - phase.first, phase.plan.steps_per_epoch)
     ids = epoch_steps(phase.plan.order, _shards(phase), epoch, first_step=step)[0]
     return [_traced(phase, int(sample_id)) for sample_id in np.sort(ids)]
 
 
-def trace_document(lineage: Lineage, document: str, stream: str | None = None) -> list[Sighting]:
+def trace_document(
+    history: RunHistory, document: str, stream: str | None = None
+) -> list[Occurrence]:
     """Every data step, skipped ones left out, that held a part of a document.
 
     Raises:
         DataError: no stream of the run has a document of that id.
     """
-    found: list[Sighting] = []
+    found: list[Occurrence] = []
     known = False
-    for phase in lineage.phases:
+    for phase in history.phases:
         wanted = dict(_samples_of(phase, document, stream))
         known = known or bool(wanted)
-        found += _sightings(lineage, phase, wanted)
+        found += _sightings(history, phase, wanted)
     if not known:
         raise DataError(f"no document {document!r} in the provenance of this run's streams")
     return found
 
 
 def _sightings(
-    lineage: Lineage, phase: Phase, wanted: dict[int, tuple[str, int]]
-) -> Iterator[Sighting]:
+    history: RunHistory, phase: Phase, wanted: dict[int, tuple[str, int]]
+) -> Iterator[Occurrence]:
     """Where samples (joined id -> stream, number) came in the steps of a phase."""
     per_epoch = phase.plan.steps_per_epoch
     steps = phase.last - phase.first + 1
@@ -102,10 +104,10 @@ def _sightings(
         places, columns = np.nonzero(np.isin(order, list(wanted)))
         for place, column in zip(places.tolist(), columns.tolist(), strict=True):
             data_step = phase.first + epoch * per_epoch + place
-            if data_step > phase.last or lineage.state.is_skipped(data_step):
+            if data_step > phase.last or history.state.is_skipped(data_step):
                 continue
             name, sample = wanted[int(order[place, column])]
-            yield Sighting(
+            yield Occurrence(
                 data_step=data_step, epoch=epoch, phase=phase.number, stream=name, sample=sample
             )
 
@@ -125,7 +127,7 @@ def _samples_of(
         start += source.facts.samples
 
 
-def _pieces_of(source: Source, document: str) -> Iterator[tuple[int, int]]:
+def _pieces_of(source: DataSource, document: str) -> Iterator[tuple[int, int]]:
     for key in _provenance(source):
         table = pq.read_table(
             io.BytesIO(source.store.read(key)), filters=pc.field("id") == document
@@ -150,7 +152,7 @@ def _traced(phase: Phase, sample_id: int) -> TracedSample:
     )
 
 
-def _pieces_in(source: Source, sample: int, row: int) -> Iterator[Piece]:
+def _pieces_in(source: DataSource, sample: int, row: int) -> Iterator[DocumentSpan]:
     """Documents that overlap ids `sample * row` to `(sample + 1) * row` of the packed stream."""
     begin, end = sample * row, (sample + 1) * row
     first, tokens = pc.field("first_token"), pc.field("tokens")
@@ -158,7 +160,7 @@ def _pieces_in(source: Source, sample: int, row: int) -> Iterator[Piece]:
         wanted = (first < end) & (first + tokens.cast("int64") > begin)
         table = pq.read_table(io.BytesIO(source.store.read(key)), filters=wanted)
         for entry in table.to_pylist():
-            yield Piece(
+            yield DocumentSpan(
                 document=entry["id"],
                 source=entry["source"],
                 position=entry["position"],
@@ -167,7 +169,7 @@ def _pieces_in(source: Source, sample: int, row: int) -> Iterator[Piece]:
             )
 
 
-def _provenance(source: Source) -> Sequence[str]:
+def _provenance(source: DataSource) -> Sequence[str]:
     """Keys of the provenance tables of a stream, none for a stream that others made."""
     return [i.key for i in source.store.list(DOCUMENTS_DIR) if i.key.endswith(".parquet")]
 

@@ -58,11 +58,11 @@ class PartWriter:
         self._writer: FileSystemWriter | None = None
         self._metadata: Metadata | None = None
 
-    def local_plan(self, directory: Path, *, is_leader: bool) -> SavePlan:
+    def local_plan(self, directory: Path, *, is_rank0: bool) -> SavePlan:
         """What this rank would write; all ranks' plans go to the leader's `global_plan`."""
         self._writer = FileSystemWriter(directory, sync_files=True, per_thread_copy_ahead=0)
-        self._planner.set_up_planner(self._live, self._writer.storage_meta(), is_leader)
-        self._writer.set_up_storage_writer(is_leader)
+        self._planner.set_up_planner(self._live, self._writer.storage_meta(), is_rank0)
+        self._writer.set_up_storage_writer(is_rank0)
         return self._writer.prepare_local_plan(self._planner.create_local_plan())
 
     def global_plan(self, plans: Sequence[SavePlan]) -> list[SavePlan]:

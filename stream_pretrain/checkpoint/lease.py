@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field, replace
 from typing import TypeAlias
 
-from stream_pretrain.checkpoint.process import Process, lives, this_process
+from stream_pretrain.checkpoint.process import Process, is_alive, this_process
 from stream_pretrain.errors import OwnerError, StorageError
 from stream_pretrain.storage.store import Store
 from stream_pretrain.units import format_duration
@@ -262,9 +262,11 @@ def _held(run: Store) -> tuple[Owner | None, str] | None:
 
 
 def _outlives_a_kill(process: Process) -> bool | None:
-    """As `lives`, but a process of this machine that is being taken apart is given time to go."""
+    """As `is_alive`, but a process of this machine that is being taken apart is given time to
+    go.
+    """
     until = time.monotonic() + DYING_SECONDS
-    while (alive := lives(process)) and time.monotonic() < until:
+    while (alive := is_alive(process)) and time.monotonic() < until:
         time.sleep(0.05)
     return alive
 

@@ -40,13 +40,13 @@ def this_process() -> Process:
     )
 
 
-def lives(process: Process) -> bool | None:
+def is_alive(process: Process) -> bool | None:
     """True or False for a process that can be seen from here, None for one that cannot."""
-    return token_lives(process.token)
+    return token_is_alive(process.token)
 
 
-def token_lives(token: str) -> bool | None:
-    """`lives` for a token; None where it is another machine's or container's, or no token."""
+def token_is_alive(token: str) -> bool | None:
+    """`is_alive` for a token; None where it is another machine's or container's, or no token."""
     parts = token.split("-")
     if len(parts) != 4 or not all(part.isdigit() for part in parts[1:]):
         return None

@@ -16,14 +16,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stream_pretrain.checkpoint import disk
+from stream_pretrain.checkpoint import save_directory
+from stream_pretrain.checkpoint.checkpoint_dir import CheckpointDir
 from stream_pretrain.checkpoint.layout import RECEIPT_NAME, Receipt, receipt_of, step_name
-from stream_pretrain.checkpoint.peers import Peers
 from stream_pretrain.checkpoint.process import this_process
+from stream_pretrain.checkpoint.rank_group import RankGroup
 from stream_pretrain.checkpoint.retention import steps_to_delete
-from stream_pretrain.checkpoint.shelf import Shelf
 from stream_pretrain.checkpoint.snapshot import Snapshot
-from stream_pretrain.checkpoint.writing import write_files
+from stream_pretrain.checkpoint.write_files import write_files
 from stream_pretrain.errors import StorageError
 from stream_pretrain.schema import FileStamp
 
@@ -41,9 +41,9 @@ class Publisher:
     `notices` collects what deserves a warning but fails no save.
     """
 
-    run: Shelf
-    staging: Shelf | None
-    peers: Peers
+    run: CheckpointDir
+    staging: CheckpointDir | None
+    ranks: RankGroup
     config: CheckpointConfig
     extras: Path | None
     before_receipt: Callable[[], None]
@@ -51,13 +51,13 @@ class Publisher:
     _own: str = field(default_factory=lambda: this_process().token)
     _cleaned: bool = False
     _went_on_from: int = -1
-    _futures: list[Shelf] = field(default_factory=list)
+    _futures: list[CheckpointDir] = field(default_factory=list)
     _given_up: set[int] = field(default_factory=set)
 
     def __post_init__(self) -> None:
-        self.go_on_from(-1)
+        self.rewind_to(-1)
 
-    def go_on_from(self, step: int) -> None:
+    def rewind_to(self, step: int) -> None:
         """Training went back to `step` (-1: to nothing). Checkpoints beyond it, damaged ones among
         them, belong to a future that is given up: they are taken out of the line before the next
         receipt, and removed when the new line has passed their step.
@@ -67,49 +67,51 @@ class Publisher:
 
     def publish(self, snapshot: Snapshot) -> Receipt:
         """Make the checkpoint exist in the run directory; its receipt."""
-        owner = self.peers.leader(lambda: self._own)
-        place = disk.saving_place((self.staging or self.run).store.path, snapshot.step, owner)
+        owner = self.ranks.rank0(lambda: self._own)
+        place = save_directory.saving_place(
+            (self.staging or self.run).store.path, snapshot.step, owner
+        )
         try:
-            self.peers.every(lambda: self._begin(place, snapshot))
-            written = write_files(place, snapshot, peers=self.peers, extras=self.extras)
-            receipt = self.peers.leader(lambda: self._receipt(snapshot, written.everybody))
+            self.ranks.all_ranks(lambda: self._begin(place, snapshot))
+            written = write_files(place, snapshot, ranks=self.ranks, extras=self.extras)
+            receipt = self.ranks.rank0(lambda: self._receipt(snapshot, written.everybody))
             if self.staging is None:
-                self.peers.leader(lambda: self._commit_run(place, receipt))
+                self.ranks.rank0(lambda: self._commit_run(place, receipt))
             else:
-                self.peers.every(lambda: self._commit_staging(place, receipt))
+                self.ranks.all_ranks(lambda: self._commit_staging(place, receipt))
         except BaseException:
             shutil.rmtree(place, ignore_errors=True)
             raise
         if self.staging is not None:
             self.upload(receipt, written.own)
-        self.peers.every(lambda: self._tidy(receipt.step, snapshot.best))
+        self.ranks.all_ranks(lambda: self._tidy(receipt.step, snapshot.best))
         return receipt
 
     def upload(self, receipt: Receipt, own: Iterable[FileStamp]) -> None:
         """Bring a staged checkpoint to the bucket: `own` are the files of this rank."""
         assert self.staging is not None
         directory = self.staging.store.path / step_name(receipt.step)
-        self.peers.leader(lambda: self.run.remove(receipt.step))
-        self.peers.every(lambda: self._send(directory, receipt.step, list(own)))
-        self.peers.leader(lambda: self._commit_bucket(receipt))
+        self.ranks.rank0(lambda: self.run.remove(receipt.step))
+        self.ranks.all_ranks(lambda: self._send(directory, receipt.step, list(own)))
+        self.ranks.rank0(lambda: self._commit_bucket(receipt))
 
     # ---- the steps of a save
 
     def _begin(self, place: Path, snapshot: Snapshot) -> None:
-        local_leader = self.peers.world.local_rank == 0
-        if self.peers.world.is_leader or (self.staging is not None and local_leader):
+        local_leader = self.ranks.world.local_rank == 0
+        if self.ranks.world.is_rank0 or (self.staging is not None and local_leader):
             size = sum(t.nbytes for part in snapshot.host.values() for t in part.values())
-            ranks = self.peers.world
+            ranks = self.ranks.world
             count = ranks.world_size if self.staging is None else ranks.local_world_size
-            disk.begin(place, snapshot.live)
-            disk.require_space(place, size * count)
+            save_directory.begin(place, snapshot.live)
+            save_directory.require_space(place, size * count)
 
     def _receipt(self, snapshot: Snapshot, stamps: Iterable[FileStamp]) -> Receipt:
         return receipt_of(
             step=snapshot.step,
             data_step=snapshot.data_step,
             digest=snapshot.digest,
-            world_size=self.peers.world.world_size,
+            world_size=self.ranks.world.world_size,
             created=time.time(),
             stamps=stamps,
         )
@@ -117,22 +119,22 @@ class Publisher:
     def _commit_run(self, place: Path, receipt: Receipt) -> None:
         self.before_receipt()
         self._give_up_future(self.run, receipt.step)
-        disk.write_file(place / RECEIPT_NAME, receipt.to_json().encode())
-        disk.commit(place, receipt.step)
+        save_directory.write_file(place / RECEIPT_NAME, receipt.to_json().encode())
+        save_directory.commit(place, receipt.step)
 
     def _commit_staging(self, place: Path, receipt: Receipt) -> None:
         """On one node staging is a tier of its own; on several only a cache of files."""
         assert self.staging is not None
-        if self.peers.world.local_rank != 0:
+        if self.ranks.world.local_rank != 0:
             return
-        if self.peers.world.nodes == 1:
+        if self.ranks.world.nodes == 1:
             try:
                 self.before_receipt()
             except StorageError as error:
                 self.notices.append(f"before the staged receipt of step {receipt.step}: {error}")
             self._give_up_future(self.staging, receipt.step)
-            disk.write_file(place / RECEIPT_NAME, receipt.to_json().encode())
-        disk.commit(place, receipt.step)
+            save_directory.write_file(place / RECEIPT_NAME, receipt.to_json().encode())
+        save_directory.commit(place, receipt.step)
         try:
             self._retain(self.staging, receipt.step, None)  # a bucket that is down fills no disk
         except StorageError as error:
@@ -144,16 +146,16 @@ class Publisher:
         self.run.check_sizes(receipt)
         self.run.write_receipt(receipt)
 
-    def _give_up_future(self, shelf: Shelf, step: int) -> None:
+    def _give_up_future(self, checkpoint_dir: CheckpointDir, step: int) -> None:
         """Newest first: what a kill leaves is then still one line."""
         self._given_up.discard(step)
-        if shelf not in self._futures:
+        if checkpoint_dir not in self._futures:
             return
-        for later in reversed(shelf.steps()):
+        for later in reversed(checkpoint_dir.steps()):
             if later > self._went_on_from and later != step:
-                shelf.abandon(later)
+                checkpoint_dir.supersede(later)
                 self._given_up.add(later)
-        self._futures.remove(shelf)
+        self._futures.remove(checkpoint_dir)
 
     def _send(self, directory: Path, step: int, stamps: list[FileStamp]) -> None:
         with ThreadPoolExecutor(UPLOADS_AT_ONCE) as pool:
@@ -180,10 +182,10 @@ class Publisher:
     def _tidy(self, step: int, best: int | None) -> None:
         """Retention and leftovers; what cannot be removed fails no save."""
         try:
-            if self.peers.world.is_leader:
+            if self.ranks.world.is_rank0:
                 self._tidy_run(step, best)
-            if self.staging is not None and self.peers.world.local_rank == 0:
-                disk.clean_leftovers(self.staging.store.path)
+            if self.staging is not None and self.ranks.world.local_rank == 0:
+                save_directory.clean_leftovers(self.staging.store.path)
                 for old in self.staging.directories():
                     if old != step:
                         self.staging.remove(old)
@@ -195,9 +197,9 @@ class Publisher:
         if not self._cleaned:  # later leftovers would be this process's own
             self._cleaned = True
             if self.run.store.is_local:
-                disk.clean_leftovers(self.run.store.path)
+                save_directory.clean_leftovers(self.run.store.path)
             for old in self.run.directories():
-                if old != step and self.run.is_abandoned(old):
+                if old != step and self.run.is_superseded(old):
                     self._given_up.add(old)
                 elif old != step:
                     self.run.remove_uncommitted(old)
@@ -206,13 +208,13 @@ class Publisher:
         for old in passed - {step}:
             self.run.remove(old)
 
-    def _retain(self, shelf: Shelf, step: int, best: int | None) -> None:
+    def _retain(self, checkpoint_dir: CheckpointDir, step: int, best: int | None) -> None:
         doomed = steps_to_delete(
-            shelf.steps(),
+            checkpoint_dir.steps(),
             keep_last=self.config.keep_last,
             keep_every=self.config.keep_every,
             best=best if self.config.keep_best else None,
             verified=step,
         )
         for old in sorted(doomed):
-            shelf.remove(old)
+            checkpoint_dir.remove(old)

@@ -20,11 +20,11 @@ from torch.optim import Optimizer
 
 from stream_pretrain.checkpoint import restore, snapshot
 from stream_pretrain.checkpoint.background import Background
-from stream_pretrain.checkpoint.host import HostBuffers
-from stream_pretrain.checkpoint.peers import Peers
+from stream_pretrain.checkpoint.checkpoint_dir import CheckpointDir
+from stream_pretrain.checkpoint.host_buffers import HostBuffers
 from stream_pretrain.checkpoint.publish import Publisher
-from stream_pretrain.checkpoint.search import Found, Resume, Search
-from stream_pretrain.checkpoint.shelf import Shelf
+from stream_pretrain.checkpoint.rank_group import RankGroup
+from stream_pretrain.checkpoint.search import CheckpointRef, CheckpointSearch, Resume
 from stream_pretrain.checkpoint.snapshot import Snapshot
 from stream_pretrain.checkpoint.state import TrainState
 from stream_pretrain.errors import (
@@ -41,7 +41,7 @@ from stream_pretrain.storage.store import Store, open_store
 if TYPE_CHECKING:
     from stream_pretrain.config.sections import CheckpointConfig
 
-__all__ = ["Checkpoints", "Found", "Resume"]
+__all__ = ["CheckpointRef", "Checkpoints", "Resume"]
 
 
 def _warn(message: str) -> None:
@@ -77,28 +77,28 @@ class Checkpoints:
     _started_step: int | None = None
     _optimizers: list[Optimizer] = field(init=False)
     _publisher: Publisher = field(init=False)
-    _search: Search = field(init=False)
+    _search: CheckpointSearch = field(init=False)
     _background: Background = field(default_factory=Background)
     _buffers: HostBuffers = field(default_factory=HostBuffers)
 
     def __post_init__(self) -> None:
         given = self.optimizer
         self._optimizers = [given] if isinstance(given, Optimizer) else list(given)
-        peers = Peers(self.world, self.group)
-        run = Shelf(self.run)
-        staging = None if self.run.is_local else Shelf(open_store(self._staging_of_run()))
+        ranks = RankGroup(self.world, self.group)
+        run = CheckpointDir(self.run)
+        staging = None if self.run.is_local else CheckpointDir(open_store(self._staging_of_run()))
         self._publisher = Publisher(
             run=run,
             staging=staging,
-            peers=peers,
+            ranks=ranks,
             config=self.config,
             extras=self.extras,
             before_receipt=self.before_receipt,
         )
-        self._search = Search(
+        self._search = CheckpointSearch(
             run=run,
             staging=staging,
-            peers=peers,
+            ranks=ranks,
             hashes=self.config.verify == "hashes",
             warn=lambda message: self.warn(message),
         )
@@ -112,7 +112,7 @@ class Checkpoints:
 
     # ---- finding and restoring
 
-    def find(self, resume: Resume, *, at_most: int | None = None) -> Found | None:
+    def find(self, resume: Resume, *, at_most: int | None = None) -> CheckpointRef | None:
         """The checkpoint to go on from, verified; None when the run has none.
 
         `auto` takes the newest whole one (not beyond `at_most`), passing over damaged ones with a
@@ -122,35 +122,35 @@ class Checkpoints:
         self.wait()
         return self._search.find(resume, at_most=at_most)
 
-    def state_of(self, found: Found) -> TrainState:
+    def state_of(self, found: CheckpointRef) -> TrainState:
         """The state in a checkpoint, to be compared with the configuration before `restore`."""
-        return self._publisher.peers.leader(
+        return self._publisher.ranks.rank0(
             lambda: restore.load_state(found.directory, found.receipt)
         )
 
-    def restore(self, found: Found) -> TrainState:
+    def restore(self, found: CheckpointRef) -> TrainState:
         """Fill model, optimizers and random generators in place; the state that goes with them.
 
         Also while training (a rewind). The checkpoints beyond this step are given up with the next
         save. One that only staging has is published in the background.
         """
         self.wait()
-        self._publisher.peers.every(lambda: self._fill_from(found))
+        self._publisher.ranks.all_ranks(lambda: self._fill_from(found))
         self._started_step = found.step
-        self._publisher.go_on_from(found.step)
+        self._publisher.rewind_to(found.step)
         if found.published:
             self.saved_step = found.step
         else:
             self._background.start(lambda: self._guarded(found.step, self._publish_staged(found)))
         return restore.load_state(found.directory, found.receipt)
 
-    def _fill_from(self, found: Found) -> None:
+    def _fill_from(self, found: CheckpointRef) -> None:
         restore.load_state(found.directory, found.receipt)
         restore.load_tensors(found.directory, self.model, self._optimizers)
         restore.load_rng(found.directory, found.receipt, self.world, self.seed)
 
-    def _publish_staged(self, found: Found) -> Callable[[], None]:
-        own = found.receipt.files if self.world.is_leader else ()
+    def _publish_staged(self, found: CheckpointRef) -> Callable[[], None]:
+        own = found.receipt.files if self.world.is_rank0 else ()
         return lambda: self._publisher.upload(found.receipt, own)
 
     # ---- saving
@@ -167,7 +167,7 @@ class Checkpoints:
         self._settle()
         begun = time.monotonic()
         buffers = self._buffers if self.config.asynchronous else None
-        taken = snapshot.take(
+        taken = snapshot.take_snapshot(
             self.model, self._optimizers, state, world=self.world, buffers=buffers
         )
         self._started_step = state.step

@@ -1,5 +1,5 @@
-"""Where to start from. In: the run directory, the local staging, a wish. Out: `Found`, verified and
-on a local disk. Changes no model.
+"""Where to start from. In: the run directory, the local staging, a wish. Out: `CheckpointRef`,
+verified and on a local disk. Changes no model.
 
 Sizes are always compared with the receipt, hashes unless the policy says otherwise. A checkpoint
 of a bucket is fetched to staging file by file; what is there already and agrees is not fetched.
@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeAlias
 
+from stream_pretrain.checkpoint.checkpoint_dir import CheckpointDir
 from stream_pretrain.checkpoint.layout import IDENTITY_NAME, RECEIPT_NAME, Receipt, step_name
-from stream_pretrain.checkpoint.peers import Peers
-from stream_pretrain.checkpoint.shelf import Shelf
+from stream_pretrain.checkpoint.rank_group import RankGroup
 from stream_pretrain.errors import CheckpointError, StorageError
 from stream_pretrain.schema import FileStamp
 from stream_pretrain.storage.hashing import xxh3_128_of
@@ -27,7 +27,7 @@ FETCHES_AT_ONCE = 4
 
 
 @dataclass(frozen=True, kw_only=True)
-class Found:
+class CheckpointRef:
     """A whole checkpoint: its files below `directory` on every node.
 
     `published` is False when the run's bucket does not have it, only the local staging.
@@ -40,21 +40,21 @@ class Found:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Search:
+class CheckpointSearch:
     """Looks through the run directory and, with a bucket on one node, the staging beside it."""
 
-    run: Shelf
-    staging: Shelf | None
-    peers: Peers
+    run: CheckpointDir
+    staging: CheckpointDir | None
+    ranks: RankGroup
     hashes: bool
     warn: Callable[[str], None]
 
-    def find(self, resume: Resume, *, at_most: int | None = None) -> Found | None:
+    def find(self, resume: Resume, *, at_most: int | None = None) -> CheckpointRef | None:
         """Newest whole checkpoint (not beyond `at_most`), or exactly the step asked for."""
-        self.peers.leader(self._require_same_run)
-        if self.peers.world.nodes > 1 and self.run.store.is_local:
+        self.ranks.rank0(self._require_same_run)
+        if self.ranks.world.nodes > 1 and self.run.store.is_local:
             self._require_shared()
-        candidates = self.peers.leader(lambda: self._candidates(resume))
+        candidates = self.ranks.rank0(lambda: self._candidates(resume))
         for step in candidates:
             if at_most is not None and step > at_most:
                 continue
@@ -63,7 +63,7 @@ class Search:
             except (CheckpointError, StorageError) as error:
                 if isinstance(resume, int) or not _is_damage(error):
                     raise
-                if self.peers.world.is_leader:
+                if self.ranks.world.is_rank0:
                     self.warn(f"the checkpoint of step {step} is passed over: {error}")
         return None
 
@@ -92,24 +92,24 @@ class Search:
             )
         return [resume]
 
-    def _take(self, step: int) -> Found:
+    def _take(self, step: int) -> CheckpointRef:
         """One checkpoint, verified, on every node's disk."""
         if self.run.store.is_local:
-            receipt = self.peers.leader(lambda: self.run.check(step, hashes=self.hashes))
+            receipt = self.ranks.rank0(lambda: self.run.check(step, hashes=self.hashes))
             directory = self.run.store.path / step_name(step)
-            return Found(step=step, directory=directory, receipt=receipt)
+            return CheckpointRef(step=step, directory=directory, receipt=receipt)
         assert self.staging is not None
         directory = self.staging.store.path / step_name(step)
-        published = self.peers.leader(lambda: self._published(step))
-        local = self.peers.leader(lambda: self._staged_whole(step, published))
+        published = self.ranks.rank0(lambda: self._published(step))
+        local = self.ranks.rank0(lambda: self._staged_whole(step, published))
         if local is not None:
-            return Found(
+            return CheckpointRef(
                 step=step, directory=directory, receipt=local, published=published is not None
             )
         if published is None:
             raise CheckpointError(f"{directory}: damaged. Use another checkpoint.")
-        self.peers.every(lambda: self._fetch(directory, published))
-        return Found(step=step, directory=directory, receipt=published)
+        self.ranks.all_ranks(lambda: self._fetch(directory, published))
+        return CheckpointRef(step=step, directory=directory, receipt=published)
 
     def _published(self, step: int) -> Receipt | None:
         """The bucket's receipt, sizes compared; None where it has none."""
@@ -136,13 +136,13 @@ class Search:
             return None
         return receipt if published in (None, receipt) else None
 
-    def _staged(self) -> Shelf | None:
+    def _staged(self) -> CheckpointDir | None:
         """Staging as a place to start from: on several nodes the bucket alone decides."""
-        return self.staging if self.peers.world.nodes == 1 else None
+        return self.staging if self.ranks.world.nodes == 1 else None
 
     def _fetch(self, directory: Path, receipt: Receipt) -> None:
         """Bring a bucket's checkpoint to this node."""
-        if self.peers.world.local_rank != 0:
+        if self.ranks.world.local_rank != 0:
             return
         wanted = {stamp.name for stamp in receipt.files}
         for path in sorted(directory.rglob("*")) if directory.exists() else []:
@@ -167,22 +167,22 @@ class Search:
         """Refuse a local run directory that the other nodes do not see."""
         name = f"probe-{uuid.uuid4().hex}"
         store = self.run.store
-        name = self.peers.leader(lambda: (store.write(name, b"probe"), name)[1])
+        name = self.ranks.rank0(lambda: (store.write(name, b"probe"), name)[1])
         try:
-            self.peers.every(lambda: self._see(name))
+            self.ranks.all_ranks(lambda: self._see(name))
         finally:
-            self.peers.leader(lambda: store.delete(name))
+            self.ranks.rank0(lambda: store.delete(name))
 
     def _see(self, name: str) -> None:
         if self.run.store.head(name) is None:
             raise CheckpointError(
                 f"{self.run.store.url()}: is not the same directory on node "
-                f"{self.peers.world.node_rank} as on node 0. Several nodes need a shared file "
+                f"{self.ranks.world.node_rank} as on node 0. Several nodes need a shared file "
                 "system or a bucket for run.dir."
             )
 
 
-def same_run(run: Shelf, staging: Shelf, warn: Callable[[str], None]) -> None:
+def same_run(run: CheckpointDir, staging: CheckpointDir, warn: Callable[[str], None]) -> None:
     """Empty a staging that belongs to an earlier run at the same address."""
     identity = _identity(run)
     place = staging.store.path / IDENTITY_NAME
@@ -198,7 +198,7 @@ def same_run(run: Shelf, staging: Shelf, warn: Callable[[str], None]) -> None:
     staging.store.write(IDENTITY_NAME, identity)
 
 
-def _identity(run: Shelf) -> bytes:
+def _identity(run: CheckpointDir) -> bytes:
     """What names this run among all that ever lived at its address; made by the first who asks."""
     if run.store.head(IDENTITY_NAME) is None:
         made = f'{{"run": "{uuid.uuid4().hex}"}}\n'.encode()

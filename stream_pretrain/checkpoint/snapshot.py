@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from stream_pretrain.checkpoint import rng
-from stream_pretrain.checkpoint.host import HostBuffers
+from stream_pretrain.checkpoint.host_buffers import HostBuffers
 from stream_pretrain.checkpoint.layout import MODEL_DIR, OPTIMIZER_DIR, STATE_NAME, TENSORS_NAME
 from stream_pretrain.checkpoint.state import TrainState
 from stream_pretrain.checkpoint.tensors import Tensors, collect, group_settings, local_part
@@ -41,7 +41,7 @@ class Snapshot:
     documents: Mapping[str, bytes]
 
 
-def take(
+def take_snapshot(
     model: nn.Module,
     optimizers: Sequence[Optimizer],
     state: TrainState,

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from stream_pretrain.config.types import Check, Span
+from stream_pretrain.config.types import Check, TrainingDuration
 from stream_pretrain.errors import Fault
 
 if TYPE_CHECKING:
@@ -238,7 +238,7 @@ def _streams(c: Config) -> Iterator[tuple[str, StreamConfig]]:
         yield f"data.validation.{i}", stream
 
 
-def _spans(schedule: ScheduleConfig) -> Iterator[tuple[str, Span | None]]:
+def _spans(schedule: ScheduleConfig) -> Iterator[tuple[str, TrainingDuration | None]]:
     """The spans that the run's length matters to."""
     yield "warmup", schedule.warmup
     if schedule.kind not in _NO_DECAY:

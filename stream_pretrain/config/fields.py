@@ -14,14 +14,14 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from pydantic import BeforeValidator, PlainValidator
 from pydantic.fields import FieldInfo
 
-from stream_pretrain.config.types import Section, parse_span
+from stream_pretrain.config.types import Section, parse_training_duration
 from stream_pretrain.units import parse_bytes, parse_count, parse_duration
 
 _KINDS: Mapping[Any, str] = {
     parse_count: "count",
     parse_bytes: "size",
     parse_duration: "duration",
-    parse_span: "steps, tokens or fraction",
+    parse_training_duration: "steps, tokens or fraction",
 }
 _NAMES: Mapping[Any, str] = {
     str: "text",

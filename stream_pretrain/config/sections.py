@@ -26,8 +26,8 @@ from stream_pretrain.config.types import (
     Seconds,
     Section,
     Settings,
-    Span,
     StepsTokensOrFraction,
+    TrainingDuration,
 )
 
 Policy = Literal["refuse", "accept"]
@@ -324,7 +324,7 @@ class ScheduleConfig(Section):
     kind: Literal["cosine", "wsd", "linear", "inverse_sqrt", "constant"] = "cosine"
     """Form after the warm-up. `wsd`: constant, then a linear decay at the end."""
 
-    warmup: StepsTokensOrFraction = Span(0.01, "fraction")
+    warmup: StepsTokensOrFraction = TrainingDuration(0.01, "fraction")
     """Linear warm-up: steps (`100`), a fraction of the run (`0.01`, `1%`) or tokens (`"1B
     tokens"`)."""
 

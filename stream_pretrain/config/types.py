@@ -60,7 +60,7 @@ class Settings(Section):
         return self
 
 
-class Span(NamedTuple):
+class TrainingDuration(NamedTuple):
     """A stretch of training: `amount` in `unit`."""
 
     amount: float
@@ -77,21 +77,23 @@ _SPAN = 'steps (100), a fraction of the run (0.01 or 1%) or tokens ("2B tokens")
 _SPAN_TEXT = re.compile(r"(.+?)\s*(steps|tokens|%)")
 
 
-def parse_span(value: object) -> Span:
+def parse_training_duration(value: object) -> TrainingDuration:
     """`100` -> steps, `0.01` or `"1%"` -> fraction, `"2B tokens"`, `"500 steps"`. ValueError
     otherwise."""
-    if isinstance(value, Span):
+    if isinstance(value, TrainingDuration):
         return value
     if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
-        return Span(value, "steps")
+        return TrainingDuration(value, "steps")
     if isinstance(value, float) and math.isfinite(value) and 0 <= value <= 1:
-        return Span(value, "fraction")
+        return TrainingDuration(value, "fraction")
     match = _SPAN_TEXT.fullmatch(value.strip()) if isinstance(value, str) else None
     try:
         if match and match[2] == "%" and 0 <= float(match[1]) <= 100:
-            return Span(float(match[1]) / 100, "fraction")
+            return TrainingDuration(float(match[1]) / 100, "fraction")
         if match and match[2] != "%":
-            return Span(parse_count(match[1]), "steps" if match[2] == "steps" else "tokens")
+            return TrainingDuration(
+                parse_count(match[1]), "steps" if match[2] == "steps" else "tokens"
+            )
     except ValueError:
         pass
     raise ValueError(f"must be {_SPAN}, got {value!r}")
@@ -162,9 +164,9 @@ Seconds = Annotated[
 """A duration above 0: `90m`, `1:30:00`, `36h`, or seconds."""
 
 StepsTokensOrFraction = Annotated[
-    Span,
-    PlainValidator(parse_span),
-    PlainSerializer(Span.plain, return_type=int | float | str),
+    TrainingDuration,
+    PlainValidator(parse_training_duration),
+    PlainSerializer(TrainingDuration.plain, return_type=int | float | str),
     WithJsonSchema(_TEXT_OR_NUMBER),
 ]
 """`100` steps, `0.01` or `1%` of the run, `"2B tokens"`."""

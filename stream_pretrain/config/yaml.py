@@ -27,7 +27,7 @@ _AS_SCALAR = {f"{_TAG}{kind}" for kind in ("int", "float", "bool", "null")}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Document:
+class YamlDocument:
     """What a file holds: `value`, and for each key path the place it stands (`run.yaml:12`)."""
 
     value: Any
@@ -39,7 +39,7 @@ def load_yaml(path: str | Path) -> Any:
     return read_document(path).value
 
 
-def read_document(path: str | Path) -> Document:
+def read_document(path: str | Path) -> YamlDocument:
     """The value of a YAML file and where each key stands. ConfigError when it cannot be read."""
     try:
         text = Path(path).read_text(encoding="utf-8")
@@ -50,7 +50,7 @@ def read_document(path: str | Path) -> Document:
     return parse_document(text, source=str(path))
 
 
-def parse_document(text: str, *, source: str) -> Document:
+def parse_document(text: str, *, source: str) -> YamlDocument:
     """The value of YAML text; `source` names it in places and messages."""
     try:
         root = _yaml().compose(io.StringIO(text))
@@ -61,9 +61,9 @@ def parse_document(text: str, *, source: str) -> Document:
     except YAMLError as error:
         raise _fault(source, "", f"not valid YAML ({error})") from error
     if root is None:
-        return Document(value=None)
+        return YamlDocument(value=None)
     places: dict[KeyPath, str] = {}
-    return Document(value=_Reader(source, places).value(root, ()), places=places)
+    return YamlDocument(value=_Reader(source, places).value(root, ()), places=places)
 
 
 def parse_scalar(text: str) -> Any:

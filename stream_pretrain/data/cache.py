@@ -67,7 +67,7 @@ class CacheLock:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Scan:
+class CacheScan:
     """What a scan found: shards kept (with their bytes), files removed by reason."""
 
     kept: int
@@ -96,7 +96,7 @@ def node_root(root: Path) -> Path:
     return root / socket.gethostname() if is_network_path(root) else root
 
 
-def own_directory(directory: Path, *, run: str) -> CacheLock:
+def claim_directory(directory: Path, *, run: str) -> CacheLock:
     """Take a directory that the configuration names.
 
     `OwnerError` names the live process that has it.
@@ -110,7 +110,7 @@ def own_directory(directory: Path, *, run: str) -> CacheLock:
     return lock
 
 
-def own_any_directory(directory: Path, *, run: str) -> CacheLock:
+def claim_free_directory(directory: Path, *, run: str) -> CacheLock:
     """Take `directory`, or the next free of `directory.2`, `directory.3`, … while other jobs have
     the first ones.
     """
@@ -144,7 +144,7 @@ def owner_of(directory: Path) -> str:
         return "another process"
 
 
-def scan(directory: Path, index: StreamIndex) -> Scan:
+def scan(directory: Path, index: StreamIndex) -> CacheScan:
     """Make a cache fit its index, and write the index into it. The caller owns the directory."""
     old = _cached_index(directory)
     outdated = _remove_outdated(directory, old, index) if old else []
@@ -161,7 +161,7 @@ def scan(directory: Path, index: StreamIndex) -> Scan:
             temporary.append(_remove(directory / shard.packed.name))
     if old is None or old.digest != index.digest:
         write_whole([index.text], directory / INDEX_NAME, place=str(directory / INDEX_NAME))
-    found = Scan(
+    found = CacheScan(
         kept=len(kept),
         kept_bytes=sum(kept),
         damaged=tuple(damaged),
@@ -264,7 +264,7 @@ def _remove(path: Path) -> str:
     return path.name
 
 
-def _report(directory: Path, found: Scan) -> None:
+def _report(directory: Path, found: CacheScan) -> None:
     removed = {
         "of another version of the dataset": found.outdated,
         "of a wrong size": found.damaged,

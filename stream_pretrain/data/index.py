@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 from typing import Any
 
-from stream_pretrain.data.rows import RowFormat, row_format
+from stream_pretrain.data.row_format import RowFormat, row_format
 from stream_pretrain.errors import DataError, StorageError
 from stream_pretrain.schema import CARD_NAME, INDEX_NAME, Card, StreamFacts
 from stream_pretrain.storage.hashing import is_known, xxh3_128_of

@@ -1,5 +1,5 @@
-"""A prompt -> text. In: `Trained`, ids, sampling settings. Out: ids, one by one. For a quick look,
-not for serving.
+"""A prompt -> text. In: `TrainedModel`, ids, sampling settings. Out: ids, one by one. For a quick
+look, not for serving.
 
 Each token is computed once: keys and values are kept where LitGPT can (no sliding window),
 otherwise the whole text is computed anew for each token.
@@ -15,7 +15,7 @@ from litgpt.config import Config  # type: ignore[import-untyped]
 from litgpt.model import GPT  # type: ignore[import-untyped]
 from torch import Tensor
 
-from stream_pretrain.export.source import Trained
+from stream_pretrain.export.trained_model import TrainedModel
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +29,7 @@ class Sampling:
     seed: int = 1234
 
 
-def generate_ids(trained: Trained, prompt: Sequence[int], sampling: Sampling) -> Iterator[int]:
+def generate_ids(trained: TrainedModel, prompt: Sequence[int], sampling: Sampling) -> Iterator[int]:
     """New ids after `prompt`, until end-of-text (not yielded), `max_tokens`, or the context is
     full.
 
@@ -67,7 +67,7 @@ def _choose(logits_V: Tensor, sampling: Sampling, generator: torch.Generator) ->
 class _Stepper:
     """Logits of the next token for a growing list of ids."""
 
-    def __init__(self, trained: Trained, *, length: int) -> None:
+    def __init__(self, trained: TrainedModel, *, length: int) -> None:
         fields = trained.architecture.fields
         self._caches = fields["sliding_window_size"] is None
         self._done = 0

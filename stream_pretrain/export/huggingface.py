@@ -1,5 +1,5 @@
-"""`Trained` -> a directory for `AutoModelForCausalLM.from_pretrained`. In: weights. Out: a Hugging
-Face directory.
+"""`TrainedModel` -> a directory for `AutoModelForCausalLM.from_pretrained`. In: weights. Out: a
+Hugging Face directory.
 
 `config.json`, safetensors in shards with an index, the tokenizer, `generation_config.json`. What
 Hugging Face cannot express is refused with the reason. The directory appears only after
@@ -20,19 +20,21 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from stream_pretrain.errors import CheckpointError, ConfigError, Fault
-from stream_pretrain.export.directory import new_directory
+from stream_pretrain.export.exported_tokenizer import ExportedTokenizer
+from stream_pretrain.export.new_directory import new_directory
 from stream_pretrain.export.parity import Parity, compare
-from stream_pretrain.export.source import Trained
-from stream_pretrain.export.vocabulary import ExportedTokenizer
-from stream_pretrain.model.build import PretrainGPT
-from stream_pretrain.model.families import to_hugging_face
-from stream_pretrain.model.names import to_hugging_face_tensors
+from stream_pretrain.export.trained_model import TrainedModel
+from stream_pretrain.model.hf_config import to_hugging_face
+from stream_pretrain.model.hf_state_dict import to_hugging_face_tensors
+from stream_pretrain.model.litgpt_model import PretrainGPT
 
 SHARD_BYTES = 5_000_000_000
 _SAMPLE_TEXT = "The quick brown fox, 12 jumps;\n\tnaïve café — 東京 🙂"
 
 
-def export_huggingface(trained: Trained, out: Path, *, shard_bytes: int = SHARD_BYTES) -> Parity:
+def export_huggingface(
+    trained: TrainedModel, out: Path, *, shard_bytes: int = SHARD_BYTES
+) -> Parity:
     """Write `out`, or raise; how far transformers' logits were from ours."""
     config = _config(trained)
     network = trained.network()
@@ -48,7 +50,7 @@ def export_huggingface(trained: Trained, out: Path, *, shard_bytes: int = SHARD_
         return compare(trained, _Loaded(staging), where=str(out))
 
 
-def _config(trained: Trained) -> dict[str, Any]:
+def _config(trained: TrainedModel) -> dict[str, Any]:
     dtype = str(trained.dtype()).removeprefix("torch.")
     try:
         config = to_hugging_face(
@@ -76,7 +78,11 @@ def _generation(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _write_weights(
-    trained: Trained, network: PretrainGPT, config: dict[str, Any], staging: Path, shard_bytes: int
+    trained: TrainedModel,
+    network: PretrainGPT,
+    config: dict[str, Any],
+    staging: Path,
+    shard_bytes: int,
 ) -> None:
     tensors = to_hugging_face_tensors(
         trained.weights, network.config, config["model_type"], tied=trained.architecture.tied

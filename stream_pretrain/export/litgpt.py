@@ -1,5 +1,5 @@
-"""`Trained` -> a directory for `litgpt generate`, `chat` and `evaluate`. In: weights. Out: a LitGPT
-checkpoint directory.
+"""`TrainedModel` -> a directory for `litgpt generate`, `chat` and `evaluate`. In: weights. Out: a
+LitGPT checkpoint directory.
 
 Flat: `lit_model.pth`, `model_config.yaml`, the tokenizer's files. The directory appears only after
 LitGPT's own network, loaded from it, gave the same logits.
@@ -13,13 +13,13 @@ import torch
 from litgpt.config import Config  # type: ignore[import-untyped]
 from litgpt.model import GPT  # type: ignore[import-untyped]
 
-from stream_pretrain.export.directory import new_directory
+from stream_pretrain.export.new_directory import new_directory
 from stream_pretrain.export.parity import Parity, compare
-from stream_pretrain.export.source import MODEL_CONFIG, Trained
-from stream_pretrain.model.weights import LITGPT_WEIGHTS
+from stream_pretrain.export.trained_model import MODEL_CONFIG, TrainedModel
+from stream_pretrain.model.pretrained_weights import LITGPT_WEIGHTS
 
 
-def export_litgpt(trained: Trained, out: Path) -> Parity:
+def export_litgpt(trained: TrainedModel, out: Path) -> Parity:
     """Write `out`, or raise; how far LitGPT's logits were from ours."""
     with new_directory(out) as staging:
         torch.save(dict(trained.weights), staging / LITGPT_WEIGHTS)

@@ -1,4 +1,4 @@
-"""Two networks -> how far apart their logits are. In: `Trained`, the exported network. Out:
+"""Two networks -> how far apart their logits are. In: `TrainedModel`, the exported network. Out:
 `Parity`, or an error.
 
 Both compute in float32 on the CPU on the same ids. The limit is relative to the spread of the
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from stream_pretrain.errors import CheckpointError
-from stream_pretrain.export.source import Trained
+from stream_pretrain.export.trained_model import TrainedModel
 
 LIMIT = 1e-3
 _LENGTH = 48
@@ -32,7 +32,7 @@ class Parity:
 
 
 @torch.no_grad()
-def compare(trained: Trained, exported: Callable[[Tensor], Tensor], *, where: str) -> Parity:
+def compare(trained: TrainedModel, exported: Callable[[Tensor], Tensor], *, where: str) -> Parity:
     """Logits of `exported(ids)` against the trained network's; `CheckpointError` beyond the
     limit."""
     ids_BT = sample_ids(trained)
@@ -49,7 +49,7 @@ def compare(trained: Trained, exported: Callable[[Tensor], Tensor], *, where: st
     return Parity(largest=largest, relative=relative)
 
 
-def sample_ids(trained: Trained) -> Tensor:
+def sample_ids(trained: TrainedModel) -> Tensor:
     """The ids that are compared: the same ones each time, longer than any sliding window where
     possible."""
     fields = trained.architecture.fields

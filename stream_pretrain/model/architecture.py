@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any
 import yaml  # type: ignore[import-untyped]
 
 from stream_pretrain.errors import ConfigError, Fault
-from stream_pretrain.model.families import from_hugging_face
-from stream_pretrain.model.tying import is_tied_by_architecture, with_tie_recorded
+from stream_pretrain.model.hf_config import from_hugging_face
+from stream_pretrain.model.tied_embeddings import is_tied_by_architecture, with_tie_recorded
 
 if TYPE_CHECKING:
     from stream_pretrain.config.sections import ModelConfig

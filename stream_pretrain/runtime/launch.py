@@ -217,12 +217,12 @@ def _strategy(compute: ComputeConfig, world: World, cuda: bool) -> str | Strateg
         return DDPStrategy(
             process_group_backend=backend, find_unused_parameters=world.world_size > 2
         )
-    from stream_pretrain.runtime.shard import Sharder
+    from stream_pretrain.runtime.fsdp import BlockSharder
 
     group = world.world_size
     if name == "hsdp":
         group = shard_group(compute, world)
-    sharder = Sharder(
+    sharder = BlockSharder(
         world_size=world.world_size, group=group, device_type="cuda" if cuda else "cpu"
     )
     return ModelParallelStrategy(

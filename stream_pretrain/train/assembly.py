@@ -1,5 +1,5 @@
-"""Configuration -> `Job`. The only wiring: every part of a run is made here, in the order in which
-it must be.
+"""Configuration -> `Trainer`. The only wiring: every part of a run is made here, in the order in
+which it must be.
 
 facts -> plan -> launch -> owner -> model -> checkpoint -> data -> job
 """
@@ -16,27 +16,24 @@ from typing import TYPE_CHECKING, TypeVar
 
 import torch
 
+from stream_pretrain.checkpoint.checkpoint_dir import CheckpointDir
 from stream_pretrain.checkpoint.lease import Lease, hold_lease
 from stream_pretrain.checkpoint.save import Checkpoints
-from stream_pretrain.checkpoint.shelf import Shelf
 from stream_pretrain.checkpoint.state import TrainState
 from stream_pretrain.config.sections import Config
 from stream_pretrain.data.fingerprint import fingerprint
-from stream_pretrain.data.identity import check_world, library_version
+from stream_pretrain.data.world_check import check_world, library_version
 from stream_pretrain.errors import CheckpointError
 from stream_pretrain.observe.observer import Observer
 from stream_pretrain.plan import Plan
-from stream_pretrain.runtime.control import Control
 from stream_pretrain.runtime.launch import launch
-from stream_pretrain.runtime.peak import device_name
+from stream_pretrain.runtime.peak_flops import device_name
+from stream_pretrain.runtime.step_sync import StepSync
 from stream_pretrain.runtime.stop import Deadline, SignalFlag
 from stream_pretrain.schema import World
-from stream_pretrain.train import continuity, rundir
-from stream_pretrain.train.datasets import holdouts
-from stream_pretrain.train.job import Cadence, Job
-from stream_pretrain.train.loggers import open_sinks
-from stream_pretrain.train.network import Network, make_network
-from stream_pretrain.train.parts import (
+from stream_pretrain.train import resume_checks, run_dir
+from stream_pretrain.train.datasets import validation_sets
+from stream_pretrain.train.factories import (
     make_observer,
     make_policy,
     make_schedule,
@@ -44,7 +41,10 @@ from stream_pretrain.train.parts import (
     make_updater,
     scheduler_deadline,
 )
+from stream_pretrain.train.loggers import open_sinks
+from stream_pretrain.train.model_setup import TrainableModel, set_up_model
 from stream_pretrain.train.prepare import Prepared, eos_id_of
+from stream_pretrain.train.trainer import StepTriggers, Trainer
 
 if TYPE_CHECKING:
     from lightning.fabric import Fabric
@@ -55,8 +55,8 @@ _T = TypeVar("_T")
 
 
 @contextlib.contextmanager
-def assembled(prepared: Prepared, signals: SignalFlag | None = None) -> Iterator[Job]:
-    """Launch, make every part, restore, hand over a `Job`; let go of everything afterwards."""
+def assembled(prepared: Prepared, signals: SignalFlag | None = None) -> Iterator[Trainer]:
+    """Launch, make every part, restore, hand over a `Trainer`; let go of everything afterwards."""
     config = prepared.config
     if config.compute.threads is not None:
         torch.set_num_threads(config.compute.threads)
@@ -67,16 +67,16 @@ def assembled(prepared: Prepared, signals: SignalFlag | None = None) -> Iterator
             signals = SignalFlag()
             signals.install()
             cleanup.callback(signals.remove)
-        control = Control(world)
-        run = rundir.open_run(config)
+        control = StepSync(world)
+        run = run_dir.open_run(config)
         leases: list[Lease] = []
-        control.leader_first(world, partial(_own, cleanup, config, run, leases))
+        control.rank0_first(world, partial(_own, cleanup, config, run, leases))
         yield _job(prepared, fabric, world, control, run, signals, cleanup, leases)
 
 
 def _own(cleanup: contextlib.ExitStack, config: Config, run: Store, leases: list[Lease]) -> None:
     """Become the run directory's owner; `leases` gets what a receipt must confirm first."""
-    rundir.check_fresh(config, run)
+    run_dir.check_fresh(config, run)
     leases.append(cleanup.enter_context(hold_lease(run, say=print_warning)))
 
 
@@ -84,22 +84,22 @@ def _job(
     prepared: Prepared,
     fabric: Fabric,
     world: World,
-    control: Control,
+    control: StepSync,
     run: Store,
     signals: SignalFlag,
     cleanup: contextlib.ExitStack,
     leases: Sequence[Lease],
-) -> Job:
+) -> Trainer:
     config, sources = prepared.config, prepared.sources
     planned = prepared.plan.seen_from(world)
-    network = make_network(config, fabric, seq_len=planned.seq_len, eos_id=eos_id_of(sources))
-    staging = rundir.staging_directory(config, run)
-    cadence = Cadence(
+    network = set_up_model(config, fabric, seq_len=planned.seq_len, eos_id=eos_id_of(sources))
+    staging = run_dir.staging_directory(config, run)
+    triggers = StepTriggers(
         plan=planned,
         read_every_step=config.optimizer.on_spike == "skip",
         save_every_s=config.checkpoint.every_time,
     )
-    observer = make_observer(config, planned, run, staging, cadence, fabric)
+    observer = make_observer(config, planned, run, staging, triggers, fabric)
     cleanup.callback(observer.close)
     checkpoints = _checkpoints(prepared, network, control, run, staging, world, observer, leases)
     cleanup.callback(checkpoints.close)
@@ -108,10 +108,10 @@ def _job(
     updater.loss_scale.load(state.precision)
     if not _is_finished(planned, state):
         _announce(config, run, observer, state, fabric, staging, resumed=resumed)
-    held = holdouts(config, planned, sources)
+    held = validation_sets(config, planned, sources)
     for holdout in held.values():
         cleanup.callback(holdout.close)
-    return Job(
+    return Trainer(
         plan=planned,
         state=state,
         run=run,
@@ -120,13 +120,13 @@ def _job(
         stream=make_stream(config, planned, sources, state, fabric, cleanup),
         updater=updater,
         schedule=make_schedule(config, planned),
-        holdouts=held,
+        validation_sets=held,
         checkpoints=checkpoints,
         observer=observer,
         control=control,
         signals=signals,
         deadline=Deadline(scheduler_deadline()),
-        cadence=cadence,
+        triggers=triggers,
         policy=make_policy(config, state),
     )
 
@@ -146,7 +146,7 @@ def _announce(
     """
     sinks = []
     if fabric.is_global_zero:
-        name = rundir.write_config(config, run, {"fingerprint": state.fingerprint["digest"]})
+        name = run_dir.write_config(config, run, {"fingerprint": state.fingerprint["digest"]})
         state.phases[-1].setdefault("config", name)
         sinks = open_sinks(
             config.logging.loggers,
@@ -160,7 +160,7 @@ def _announce(
         tokens=state.tokens,
         resumed=resumed,
         sinks=sinks,
-        versions=rundir.versions(),
+        versions=run_dir.versions(),
         fingerprint=state.fingerprint["digest"],
         world_size=fabric.world_size,
         device=device_name(fabric.device),
@@ -178,14 +178,14 @@ def _check_nothing_is_lost(run: Store, observer: Observer) -> None:
     Raises:
         CheckpointError: there are checkpoints, and none is whole.
     """
-    steps = Shelf(run).steps()
+    steps = CheckpointDir(run).steps()
     if steps:
         raise CheckpointError(
             f"{run.url('checkpoints')}: none of the {len(steps)} checkpoints (the newest: step "
             f"{steps[-1]}) is whole. Restore their files, choose another run.dir, or remove them "
             "to begin again."
         )
-    if run.head(rundir.CONFIG_NAME) is not None:
+    if run.head(run_dir.CONFIG_NAME) is not None:
         observer.say(f"{run.url()}: begun before, and without a checkpoint: starting at step 0")
 
 
@@ -193,23 +193,23 @@ def _state(
     config: Config,
     planned: Plan,
     run: Store,
-    control: Control,
+    control: StepSync,
     checkpoints: Checkpoints,
     observer: Observer,
-    network: Network,
+    network: TrainableModel,
 ) -> tuple[TrainState, bool]:
     """The newest whole checkpoint's state, after its tensors are in place; or a fresh one."""
     data = fingerprint(planned, library_version())
-    training = continuity.training_fields(config, planned)
+    training = resume_checks.training_fields(config, planned)
     found = checkpoints.find(config.run.resume)
     if found is None:
-        control.leader_first(planned.world, partial(_check_nothing_is_lost, run, observer))
-        network.fill()
+        control.rank0_first(planned.world, partial(_check_nothing_is_lost, run, observer))
+        network.init_weights()
         state = TrainState(run_id=uuid.uuid4().hex, world_size=planned.world.world_size)
-        continuity.begin(state, data, training)
+        resume_checks.begin(state, data, training)
         return state, False
     state = checkpoints.state_of(found)
-    for line in continuity.go_on(state, data, training, config):
+    for line in resume_checks.go_on(state, data, training, config):
         observer.say(f"accepted: {line}")
     checkpoints.restore(found)
     state.world_size = planned.world.world_size
@@ -222,8 +222,8 @@ def _is_finished(planned: Plan, state: TrainState) -> bool:
 
 def _checkpoints(
     prepared: Prepared,
-    network: Network,
-    control: Control,
+    network: TrainableModel,
+    control: StepSync,
     run: Store,
     staging: Path,
     world: World,
@@ -232,8 +232,8 @@ def _checkpoints(
 ) -> Checkpoints:
     config = prepared.config
     extras = None
-    if world.is_leader:
-        extras = rundir.make_extras(staging, prepared.sources, config, network.model_config)
+    if world.is_rank0:
+        extras = run_dir.make_extras(staging, prepared.sources, config, network.model_config)
     publish = None if run.is_local else partial(_upload_metrics, run)
     return Checkpoints(
         run=run,
@@ -265,4 +265,4 @@ def print_warning(message: str) -> None:
 
 
 def _upload_metrics(run: Store, path: Path) -> None:
-    run.upload(path, rundir.METRICS_NAME)
+    run.upload(path, run_dir.METRICS_NAME)

@@ -8,21 +8,21 @@ import logging
 from collections.abc import Sequence
 
 from stream_pretrain.config.sections import Config
-from stream_pretrain.data.fetch import FetchSettings
-from stream_pretrain.data.holdout import Holdout
-from stream_pretrain.data.place import place_stream
-from stream_pretrain.data.shards import LoudDataset, open_dataset
-from stream_pretrain.data.shared_memory import check_shared_memory
-from stream_pretrain.data.source import ReadSettings, ShardSource
-from stream_pretrain.data.space import check_space, shuffle_window_bytes
+from stream_pretrain.data.cache_setup import set_up_cache
+from stream_pretrain.data.disk_space import check_space, shuffle_window_bytes
+from stream_pretrain.data.fetch_shard import FetchSettings
+from stream_pretrain.data.job_directory import check_shared_memory
+from stream_pretrain.data.shard_dataset import ShardDataset, open_dataset
+from stream_pretrain.data.shard_stream import ReadSettings, ShardSource
+from stream_pretrain.data.validation_set import ValidationSet
 from stream_pretrain.order import Order
 from stream_pretrain.plan import Plan
-from stream_pretrain.train.gather import Source, Sources
+from stream_pretrain.train.data_sources import DataSource, DataSources
 
 log = logging.getLogger("stream_pretrain.data")
 
 
-def training_dataset(config: Config, planned: Plan, sources: Sources) -> LoudDataset:
+def training_dataset(config: Config, planned: Plan, sources: DataSources) -> ShardDataset:
     """The dataset in the plan's order, with all that streaming would derive set explicitly."""
     check_shared_memory(planned.order.epoch_size)
     return open_dataset(
@@ -33,12 +33,17 @@ def training_dataset(config: Config, planned: Plan, sources: Sources) -> LoudDat
     )
 
 
-def holdouts(config: Config, planned: Plan, sources: Sources) -> dict[str, Holdout]:
+def validation_sets(
+    config: Config, planned: Plan, sources: DataSources
+) -> dict[str, ValidationSet]:
     """One fixed set for each validation stream."""
-    return {name: _holdout(config, planned, name, held) for name, held in sources.holdouts.items()}
+    return {
+        name: _holdout(config, planned, name, held)
+        for name, held in sources.validation_sets.items()
+    }
 
 
-def _holdout(config: Config, planned: Plan, name: str, held: Sequence[Source]) -> Holdout:
+def _holdout(config: Config, planned: Plan, name: str, held: Sequence[DataSource]) -> ValidationSet:
     counts = tuple(source.facts.samples for source in held)
     order = Order(global_batch=1, drawn=counts, canonical_nodes=1, shuffle=False)
     dataset = open_dataset(
@@ -47,9 +52,9 @@ def _holdout(config: Config, planned: Plan, name: str, held: Sequence[Source]) -
         batch_size=planned.micro_batch,
         settings=_read_settings(config, planned),
     )
-    return Holdout(
+    return ValidationSet(
         dataset,
-        samples=planned.holdout_samples[name],
+        samples=planned.validation_samples[name],
         micro_batch=planned.micro_batch,
         world=planned.world,
         tokens_per_byte=_tokens_per_byte(held),
@@ -71,7 +76,7 @@ def _read_settings(config: Config, planned: Plan) -> ReadSettings:
     )
 
 
-def _tokens_per_byte(held: Sequence[Source]) -> float | None:
+def _tokens_per_byte(held: Sequence[DataSource]) -> float | None:
     """Tokens for each byte of text in these splits, where the cards know."""
     tokens = bytes_ = 0
     for source in held:
@@ -85,11 +90,11 @@ def _tokens_per_byte(held: Sequence[Source]) -> float | None:
 
 
 def _shard_sources(
-    config: Config, planned: Plan, sources: Sequence[Source], order: Order
+    config: Config, planned: Plan, sources: Sequence[DataSource], order: Order
 ) -> list[ShardSource]:
     """Where each stream's shards are on this node. Every rank calls this in the same order."""
     placed = [
-        place_stream(
+        set_up_cache(
             source.store,
             source.index,
             stream=source.config,
@@ -100,7 +105,7 @@ def _shard_sources(
         )
         for source, drawn in zip(sources, order.drawn, strict=True)
     ]
-    needs = [place.need for place in placed if place.need is not None]
+    needs = [place.requirement for place in placed if place.requirement is not None]
     window = shuffle_window_bytes(order, [s.index for s in sources], planned.world.nodes)
     for line in check_space(needs, limit=config.data.cache.limit, window_bytes=window):
         log.warning(line)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from stream_pretrain.data.holdout import Holdout
+from stream_pretrain.data.validation_set import ValidationSet
 from stream_pretrain.model.loss import IGNORED_TARGET, token_loss
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def evaluate(
-    fabric: Fabric, model: nn.Module, holdouts: Mapping[str, Holdout]
+    fabric: Fabric, model: nn.Module, validation_sets: Mapping[str, ValidationSet]
 ) -> dict[str, dict[str, float]]:
     """For each named set: `loss` (nats per token), `perplexity`, `tokens` and, where the card
     knows, `bits_per_byte`.
@@ -31,12 +31,14 @@ def evaluate(
     model.eval()
     try:
         with torch.no_grad():
-            return {name: _evaluate_one(fabric, model, held) for name, held in holdouts.items()}
+            return {
+                name: _evaluate_one(fabric, model, held) for name, held in validation_sets.items()
+            }
     finally:
         model.train(was_training)
 
 
-def _evaluate_one(fabric: Fabric, model: Any, held: Holdout) -> dict[str, float]:
+def _evaluate_one(fabric: Fabric, model: Any, held: ValidationSet) -> dict[str, float]:
     total = torch.zeros(2, dtype=torch.float64, device=fabric.device)
     for ids, counted in held.batches():
         ids = ids.to(fabric.device, non_blocking=True).long()

@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, TypeVar
 from stream_pretrain.config.sections import Config
 from stream_pretrain.errors import ConfigError, Fault
 from stream_pretrain.model.architecture import resolve
-from stream_pretrain.model.build import check_document_mask, model_facts
-from stream_pretrain.model.tokenizers import tokenizer_faults
-from stream_pretrain.optim.build import check_optimizer
+from stream_pretrain.model.litgpt_model import check_document_mask, model_facts
+from stream_pretrain.model.tokenizer_match import tokenizer_faults
+from stream_pretrain.optim.build_optimizer import check_optimizer
 from stream_pretrain.plan import Plan, plan, sequence_length
 from stream_pretrain.runtime.launch import compute_faults, requested_world
 from stream_pretrain.storage.hashing import xxh3_128_of
-from stream_pretrain.train.gather import Sources, gather, tokenizer_json
+from stream_pretrain.train.data_sources import DataSources, gather, tokenizer_json
 from stream_pretrain.train.loggers import logger_faults
-from stream_pretrain.train.network import SHARDED
+from stream_pretrain.train.model_setup import SHARDED
 
 if TYPE_CHECKING:
     pass
@@ -33,7 +33,7 @@ class Prepared:
     """What is known before any process is launched: it costs no more than reading indexes."""
 
     config: Config
-    sources: Sources
+    sources: DataSources
     plan: Plan
 
 
@@ -55,7 +55,7 @@ def prepare(config: Config) -> Prepared:
     if sources is None or architecture is None:
         raise ConfigError.of(faults)
     streams = [source.facts for source in sources.train]
-    held = {name: [s.facts for s in found] for name, found in sources.holdouts.items()}
+    held = {name: [s.facts for s in found] for name, found in sources.validation_sets.items()}
     faults += check_document_mask(config.model, eos_id_of(sources))
     faults += _tokenizer_copy_faults(config, sources)
     faults += _init_from_faults(config, sources)
@@ -64,7 +64,7 @@ def prepare(config: Config) -> Prepared:
     return Prepared(config=config, sources=sources, plan=planned)
 
 
-def _tokenizer_copy_faults(config: Config, sources: Sources) -> list[Fault]:
+def _tokenizer_copy_faults(config: Config, sources: DataSources) -> list[Fault]:
     """The tokenizer that travels with every checkpoint must be the one that made the ids."""
     faults = []
     for place, source in enumerate(sources.train):
@@ -84,7 +84,7 @@ def _tokenizer_copy_faults(config: Config, sources: Sources) -> list[Fault]:
     return faults
 
 
-def _init_from_faults(config: Config, sources: Sources) -> list[Fault]:
+def _init_from_faults(config: Config, sources: DataSources) -> list[Fault]:
     """Weights to go on from must know the data's ids."""
     if config.model.init_from is None:
         return []
@@ -103,7 +103,7 @@ def collected(work: Callable[[], _T], faults: list[Fault]) -> _T | None:
         return None
 
 
-def eos_id_of(sources: Sources) -> int | None:
+def eos_id_of(sources: DataSources) -> int | None:
     """The end-of-text id of the training data, whose streams have one tokenizer."""
     card = sources.train[0].facts.card
     return card.eos_id if card else None

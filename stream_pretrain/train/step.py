@@ -18,9 +18,9 @@ from torch import Tensor, nn
 from stream_pretrain.data.batch import Batch
 from stream_pretrain.data.digest import as_signed, step_sum
 from stream_pretrain.model.loss import loss_by_stream, token_loss
-from stream_pretrain.optim.build import decides_on_device
-from stream_pretrain.runtime.control import Control, Heard
+from stream_pretrain.optim.build_optimizer import decides_on_device
 from stream_pretrain.runtime.loss_scale import LossScale
+from stream_pretrain.runtime.step_sync import StepSync, StepTotals
 
 if TYPE_CHECKING:
     from lightning.fabric import Fabric
@@ -40,7 +40,7 @@ class StepResult:
     applied: Tensor
     lr: float
     tokens: int
-    heard: Heard
+    totals: StepTotals
     stream_losses: Tensor | None = None
 
 
@@ -53,7 +53,7 @@ class Updater:
         fabric: Fabric,
         model: nn.Module,
         optimizer: torch.optim.Optimizer,
-        control: Control,
+        control: StepSync,
         tokens_per_step: int,
         clip_norm: float | None,
         stream_starts: Sequence[int],
@@ -101,7 +101,7 @@ class Updater:
             applied=applied,
             lr=lr,
             tokens=self._tokens,
-            heard=self._control.finish(),
+            totals=self._control.finish(),
             stream_losses=losses / tokens if self._streams > 1 else None,
         )
 

@@ -8,8 +8,8 @@ import xml.etree.ElementTree as ElementTree
 
 import pytest
 
-from stream_pretrain.audit.chart import Mark, Series, line_chart, ticks
-from stream_pretrain.audit.thinning import thin
+from stream_pretrain.audit.downsample import thin
+from stream_pretrain.audit.svg_chart import Mark, Series, line_chart, ticks
 
 SVG = "{http://www.w3.org/2000/svg}"
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from small import fit_arguments
 
-from stream_pretrain.audit import children
-from stream_pretrain.audit.compare import Ending, differences
+from stream_pretrain.audit import subprocess_runs
+from stream_pretrain.audit.compare_runs import FinalState, differences
 from stream_pretrain.audit.demo import corpus
 from stream_pretrain.audit.selftest import kill_steps
 from stream_pretrain.cli import main
@@ -26,9 +26,9 @@ def test_the_corpus_is_the_same_every_time_and_all_text() -> None:
     assert 300_000 < sum(len(text) for _, text in first) <= 500_000
 
 
-def ended(**changes: object) -> Ending:
+def ended(**changes: object) -> FinalState:
     values = {"step": 2, "digest": "a" * 16, "weights": "b" * 32, "losses": {1: 2.0, 2: 1.0}}
-    return Ending(**{**values, **changes})  # type: ignore[arg-type]
+    return FinalState(**{**values, **changes})  # type: ignore[arg-type]
 
 
 def test_equal_endings_do_not_differ() -> None:
@@ -57,9 +57,11 @@ def test_kills_are_drawn_from_the_seed_and_spare_the_last_step() -> None:
 
 def test_a_child_that_fails_is_reported_with_the_end_of_its_log(tmp_path: Path) -> None:
     with pytest.raises(TrainingError, match="left with 2"):
-        children.run(children.CONVERT, ["nonsense"], tmp_path / "log")
+        subprocess_runs.run(subprocess_runs.CONVERT, ["nonsense"], tmp_path / "log")
     with pytest.raises(TrainingError, match="before it could be killed"):
-        children.run_and_kill(children.CONVERT, ["--help"], tmp_path / "log", lambda: False)
+        subprocess_runs.run_and_kill(
+            subprocess_runs.CONVERT, ["--help"], tmp_path / "log", lambda: False
+        )
 
 
 def test_a_directory_that_holds_something_is_refused(

@@ -9,7 +9,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from nursery import Nursery
+from forked_runs import ForkedRuns
 from runs import recorded, steps
 from small import STEPS_PER_EPOCH, fit_arguments
 from tokenizers import Tokenizer
@@ -18,18 +18,18 @@ from stream_pretrain.cli import main
 
 
 @pytest.fixture(scope="module")
-def run(nursery: Nursery, dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def run(forked_runs: ForkedRuns, dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished run of two epochs."""
     root = tmp_path_factory.mktemp("run")
     arguments = fit_arguments(dataset, root / "run", stop__max_epochs=2)
-    done = nursery.run(arguments, root / "log", record=root / "run.samples")
+    done = forked_runs.run(arguments, root / "log", record=root / "run.samples")
     assert done.code == 0, done.log
     return root / "run"
 
 
-def ask(nursery: Nursery, place: Path, *arguments: str) -> tuple[int, str]:
+def ask(forked_runs: ForkedRuns, place: Path, *arguments: str) -> tuple[int, str]:
     """Exit code and output of a command."""
-    done = nursery.run(list(arguments), place / "said")
+    done = forked_runs.run(list(arguments), place / "said")
     text = (place / "said").read_text()
     (place / "said").unlink()
     return done.code, text
@@ -47,9 +47,9 @@ def answer(text: str) -> object:
 
 
 def test_a_replay_of_the_data_alone_gives_the_runs_digest(
-    nursery: Nursery, run: Path, tmp_path: Path
+    forked_runs: ForkedRuns, run: Path, tmp_path: Path
 ) -> None:
-    code, text = ask(nursery, tmp_path, "replay", str(run), "--json")
+    code, text = ask(forked_runs, tmp_path, "replay", str(run), "--json")
     assert code == 0
     found = answer(text)
     assert isinstance(found, dict)
@@ -58,18 +58,18 @@ def test_a_replay_of_the_data_alone_gives_the_runs_digest(
 
 
 def test_a_replay_up_to_a_step_gives_the_digest_of_that_step(
-    nursery: Nursery, run: Path, tmp_path: Path
+    forked_runs: ForkedRuns, run: Path, tmp_path: Path
 ) -> None:
-    code, text = ask(nursery, tmp_path, "replay", str(run), "--step", "17", "--json")
+    code, text = ask(forked_runs, tmp_path, "replay", str(run), "--step", "17", "--json")
     found = answer(text)
     assert isinstance(found, dict)
     assert (code, found["digest"]) == (0, steps(run)[17]["digest"])
 
 
 def test_a_step_names_its_documents_with_the_words_they_hold(
-    nursery: Nursery, run: Path, dataset: Path, tmp_path: Path
+    forked_runs: ForkedRuns, run: Path, dataset: Path, tmp_path: Path
 ) -> None:
-    code, text = ask(nursery, tmp_path, "trace", str(run), "--step", "17", "--json")
+    code, text = ask(forked_runs, tmp_path, "trace", str(run), "--step", "17", "--json")
     assert code == 0
     samples = answer(text)
     assert isinstance(samples, list)
@@ -95,8 +95,8 @@ def test_a_step_names_its_documents_with_the_words_they_hold(
 def rows_of(dataset: Path) -> list[list[int]]:
     """All training rows, read by streaming's own reader."""
     from stream_pretrain.data.index import read_index
-    from stream_pretrain.data.shards import open_dataset
-    from stream_pretrain.data.source import ReadSettings, ShardSource
+    from stream_pretrain.data.shard_dataset import open_dataset
+    from stream_pretrain.data.shard_stream import ReadSettings, ShardSource
     from stream_pretrain.order import Order
     from stream_pretrain.storage.store import open_store
 
@@ -118,15 +118,15 @@ def rows_of(dataset: Path) -> list[list[int]]:
 
 
 def test_a_documents_steps_are_those_whose_trace_names_it(
-    nursery: Nursery, run: Path, tmp_path: Path
+    forked_runs: ForkedRuns, run: Path, tmp_path: Path
 ) -> None:
-    _, text = ask(nursery, tmp_path, "trace", str(run), "--document", "doc-7", "--json")
+    _, text = ask(forked_runs, tmp_path, "trace", str(run), "--document", "doc-7", "--json")
     sightings = answer(text)
     assert isinstance(sightings, list)
     assert {s["epoch"] for s in sightings} == {0, 1}
     for sighting in sightings:
         step = str(sighting["data_step"])
-        _, traced = ask(nursery, tmp_path, "trace", str(run), "--step", step, "--json")
+        _, traced = ask(forked_runs, tmp_path, "trace", str(run), "--step", step, "--json")
         samples = answer(traced)
         assert isinstance(samples, list)
         [sample] = [s for s in samples if s["sample"] == sighting["sample"]]
@@ -141,15 +141,15 @@ def test_a_documents_steps_are_those_whose_trace_names_it(
     ],
 )
 def test_what_the_run_never_saw_is_not_explained(
-    arguments: tuple[str, ...], said: str, nursery: Nursery, run: Path, tmp_path: Path
+    arguments: tuple[str, ...], said: str, forked_runs: ForkedRuns, run: Path, tmp_path: Path
 ) -> None:
-    code, text = ask(nursery, tmp_path, "trace", str(run), *arguments)
+    code, text = ask(forked_runs, tmp_path, "trace", str(run), *arguments)
     assert code == 1
     assert said in text
 
 
-def test_a_whole_run_is_found_whole(nursery: Nursery, run: Path, tmp_path: Path) -> None:
-    code, text = ask(nursery, tmp_path, "verify", str(run))
+def test_a_whole_run_is_found_whole(forked_runs: ForkedRuns, run: Path, tmp_path: Path) -> None:
+    code, text = ask(forked_runs, tmp_path, "verify", str(run))
     assert code == 0, text
     assert "no faults" in text
 
@@ -162,54 +162,54 @@ def flipped(path: Path) -> None:
 
 
 def test_a_flipped_bit_in_a_checkpoint_is_named(
-    nursery: Nursery, run: Path, tmp_path: Path
+    forked_runs: ForkedRuns, run: Path, tmp_path: Path
 ) -> None:
     copy = tmp_path / "run"
     shutil.copytree(run, copy)
     [file] = list((copy / "checkpoints" / "step-00000030" / "model").glob("*.distcp"))
     flipped(file)
-    code, text = ask(nursery, tmp_path, "verify", str(copy))
+    code, text = ask(forked_runs, tmp_path, "verify", str(copy))
     assert code == 1
     assert str(file) in text
 
 
 def test_steps_missing_from_the_metrics_are_named(
-    nursery: Nursery, run: Path, tmp_path: Path
+    forked_runs: ForkedRuns, run: Path, tmp_path: Path
 ) -> None:
     copy = tmp_path / "run"
     shutil.copytree(run, copy)
     lines = (copy / "metrics.jsonl").read_text().splitlines(keepends=True)
     kept = [line for line in lines if not ('"step"' in line and json.loads(line)["step"] == 9)]
     (copy / "metrics.jsonl").write_text("".join(kept))
-    code, text = ask(nursery, tmp_path, "verify", str(copy))
+    code, text = ask(forked_runs, tmp_path, "verify", str(copy))
     assert code == 1
     assert "1 steps are missing, the first is 9" in text
 
 
-def test_a_damaged_shard_is_named(nursery: Nursery, dataset: Path, tmp_path: Path) -> None:
+def test_a_damaged_shard_is_named(forked_runs: ForkedRuns, dataset: Path, tmp_path: Path) -> None:
     data = tmp_path / "data"
     shutil.copytree(dataset, data)
     arguments = fit_arguments(data, tmp_path / "run", stop__max_epochs=1)
-    assert nursery.run(arguments, tmp_path / "log").code == 0
+    assert forked_runs.run(arguments, tmp_path / "log").code == 0
     shard = sorted((data / "train").glob("*.mds.zstd"))[1]
     flipped(shard)
-    code, text = ask(nursery, tmp_path, "verify", str(tmp_path / "run"))
+    code, text = ask(forked_runs, tmp_path, "verify", str(tmp_path / "run"))
     assert code == 1
     assert shard.name in text
-    assert ask(nursery, tmp_path, "verify", str(tmp_path / "run"), "--fast")[0] == 0
+    assert ask(forked_runs, tmp_path, "verify", str(tmp_path / "run"), "--fast")[0] == 0
 
 
 def test_data_that_is_no_longer_the_same_is_not_replayed(
-    nursery: Nursery, dataset: Path, tmp_path: Path
+    forked_runs: ForkedRuns, dataset: Path, tmp_path: Path
 ) -> None:
     data = tmp_path / "data"
     shutil.copytree(dataset, data)
     arguments = fit_arguments(data, tmp_path / "run", stop__max_epochs=1)
-    assert nursery.run(arguments, tmp_path / "log").code == 0
+    assert forked_runs.run(arguments, tmp_path / "log").code == 0
     index = json.loads((data / "train" / "index.json").read_text())
     index["shards"] = index["shards"][1:]
     (data / "train" / "index.json").write_text(json.dumps(index))
-    code, text = ask(nursery, tmp_path, "replay", str(tmp_path / "run"))
+    code, text = ask(forked_runs, tmp_path, "replay", str(tmp_path / "run"))
     assert code == 1
     assert "Point to the data as it was" in text
 

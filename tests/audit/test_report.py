@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from stream_pretrain.audit.report import write_report
-from stream_pretrain.audit.report_data import read_history, smooth
-from stream_pretrain.audit.report_page import Sources, page
+from stream_pretrain.audit.report_data import read_report_data, smooth
+from stream_pretrain.audit.report_page import DataSources, page
 from stream_pretrain.errors import DataError
 from stream_pretrain.observe.events import (
     StepRecord,
@@ -160,7 +160,7 @@ def test_secrets_never_reach_the_page(tmp_path: Path) -> None:
 
 
 def test_the_time_is_accounted_for_to_the_last_second() -> None:
-    history = read_history(a_run())
+    history = read_report_data(a_run())
     spent = history.time_spent()
     assert spent["training"] == pytest.approx(30.0)
     assert spent["waiting for data"] == pytest.approx(10.0)
@@ -171,7 +171,7 @@ def test_the_time_is_accounted_for_to_the_last_second() -> None:
 
 
 def test_sessions_epochs_and_skipped_updates_are_found() -> None:
-    history = read_history(a_run())
+    history = read_report_data(a_run())
     found = [(s.kind, s.step, s.last_step, s.reason) for s in history.sessions]
     assert found == [
         ("start", 0, 6, "signal SIGTERM"),
@@ -196,7 +196,7 @@ def test_a_run_that_goes_on_is_reported_as_far_as_it_came(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("length", [0, 1, 2])
 def test_a_run_that_hardly_began_is_no_error(length: int) -> None:
-    check(page(read_history(a_run()[:length]), Sources(location="x")))
+    check(page(read_report_data(a_run()[:length]), DataSources(location="x")))
 
 
 def test_events_without_the_usual_fields_are_no_error() -> None:
@@ -207,14 +207,14 @@ def test_events_without_the_usual_fields_are_no_error() -> None:
         {"event": "of a later version", "step": 1},
         {"event": "stop", "step": 1},
     ]
-    check(page(read_history(events), Sources(location="x")))
-    check(page(read_history(events[1:]), Sources(location="x")))
+    check(page(read_report_data(events), DataSources(location="x")))
+    check(page(read_report_data(events[1:]), DataSources(location="x")))
 
 
 def test_a_long_run_has_a_page_that_is_not_long() -> None:
     events = [start_event(step=0, time=0.0)]
     events += [step(n, 2.0 * n, loss=5.0 + math.sin(n)) for n in range(1, 20_001)]
-    html = page(read_history(events), Sources(location="x"))
+    html = page(read_report_data(events), DataSources(location="x"))
     check(html)
     assert len(html) < 1_000_000
     assert "Loss from step 4,001" in html

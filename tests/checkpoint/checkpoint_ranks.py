@@ -24,8 +24,8 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
-from stream_pretrain.checkpoint import disk
-from stream_pretrain.checkpoint.peers import Peers
+from stream_pretrain.checkpoint import save_directory
+from stream_pretrain.checkpoint.rank_group import RankGroup
 from stream_pretrain.checkpoint.save import Checkpoints
 from stream_pretrain.checkpoint.state import TrainState
 from stream_pretrain.config.sections import CheckpointConfig
@@ -70,16 +70,18 @@ def fail_on(rank: int, world: World, error: Exception) -> str:
 
 def talk(world: World) -> dict[str, Any]:
     """Values and errors that cross between ranks."""
-    peers = Peers(world, dist.new_group(backend="gloo"))
+    ranks = RankGroup(world, dist.new_group(backend="gloo"))
     full = StorageError("disk is full", "full")
     return {
-        "every": peers.every(lambda: world.rank * 10),
-        "leader": peers.leader(lambda: f"from {world.rank}"),
-        "deal": peers.deal(lambda: ["zero", "one"]),
-        "every raises": raised(lambda: peers.every(lambda: fail_on(1, world, full))),
-        "leader raises": raised(lambda: peers.leader(lambda: fail_on(0, world, KeyError("x")))),
-        "deal raises": raised(lambda: peers.deal(lambda: [fail_on(0, world, OwnerError("taken"))])),
-        "after": peers.leader(lambda: "still in step"),
+        "every": ranks.all_ranks(lambda: world.rank * 10),
+        "leader": ranks.rank0(lambda: f"from {world.rank}"),
+        "deal": ranks.scatter(lambda: ["zero", "one"]),
+        "every raises": raised(lambda: ranks.all_ranks(lambda: fail_on(1, world, full))),
+        "leader raises": raised(lambda: ranks.rank0(lambda: fail_on(0, world, KeyError("x")))),
+        "deal raises": raised(
+            lambda: ranks.scatter(lambda: [fail_on(0, world, OwnerError("taken"))])
+        ),
+        "after": ranks.rank0(lambda: "still in step"),
     }
 
 
@@ -89,17 +91,17 @@ def failing_save(
     """A save that fails on one rank fails on all, and the next one works."""
     state = TrainState()
     tiny.train(model, optimizer, state, 1, world=world, reduce_loss=add_up)
-    real = disk.write_file
+    real = save_directory.write_file
 
     def broken(path: Path, data: bytes) -> None:
         if path.name == f"rng-{rank:05d}.pt":
             raise OSError(28, "No space left on device")
         real(path, data)
 
-    disk.write_file = broken  # a fault at the write edge, on every rank's disk module
+    save_directory.write_file = broken  # a fault at the write edge, on every rank's disk module
     saver.save(state)
     error = raised(saver.wait)
-    disk.write_file = real
+    save_directory.write_file = real
     saver.save(state)
     saver.close()
     return {"error raised": error, "saved": saver.saved_step}

@@ -11,7 +11,7 @@ import pytest
 import tiny_run as tiny
 from servers.fault_proxy import FaultProxy
 
-from stream_pretrain.checkpoint.load import read_model_state
+from stream_pretrain.checkpoint.read_model import read_model_state
 from stream_pretrain.checkpoint.save import Checkpoints
 from stream_pretrain.checkpoint.state import TrainState
 from stream_pretrain.config.sections import StorageConfig
@@ -28,9 +28,9 @@ def opened(
     run: Store, staging: Path, warnings: list[str] | None = None, **config: object
 ) -> Checkpoints:
     model = tiny.make_model(seed=5)
-    heard = [] if warnings is None else warnings
+    totals = [] if warnings is None else warnings
     return tiny.checkpoints(
-        run, model, tiny.make_optimizer(model), staging=staging, warn=heard.append, **config
+        run, model, tiny.make_optimizer(model), staging=staging, warn=totals.append, **config
     )
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import tiny_run as tiny
 
-from stream_pretrain.checkpoint.load import read_model_files, read_model_state, read_state
+from stream_pretrain.checkpoint.read_model import read_model_files, read_model_state, read_state
 from stream_pretrain.checkpoint.save import Checkpoints
 from stream_pretrain.checkpoint.state import TrainState
 from stream_pretrain.errors import CheckpointError

@@ -12,7 +12,7 @@ import pytest
 import tiny_run as tiny
 import torch
 
-from stream_pretrain.checkpoint import disk
+from stream_pretrain.checkpoint import save_directory
 from stream_pretrain.checkpoint.process import this_process
 from stream_pretrain.checkpoint.save import Checkpoints
 from stream_pretrain.checkpoint.state import TrainState
@@ -37,12 +37,12 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 def opened(run: Path, warnings: list[str] | None = None, **options: object) -> Checkpoints:
     model = tiny.make_model(seed=5)
-    heard = warnings if warnings is not None else []
+    totals = warnings if warnings is not None else []
     return tiny.checkpoints(
         run,
         model,
         tiny.make_optimizer(model),
-        warn=heard.append,
+        warn=totals.append,
         **options,  # type: ignore[arg-type]
     )
 
@@ -75,7 +75,7 @@ def test_full_disk_is_an_error_and_the_older_checkpoint_stays(small_disk: Path) 
 
 def test_space_is_looked_at_before_writing(tmp_path: Path) -> None:
     with pytest.raises(StorageError, match=r"bytes are needed for a checkpoint, \d+ are free"):
-        disk.require_space(tmp_path, 1 << 60)
+        save_directory.require_space(tmp_path, 1 << 60)
 
 
 @needs_root

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from stream_pretrain.checkpoint.lease import LEASE_NAME, Owner, hold_lease, new_owner
-from stream_pretrain.checkpoint.process import Process, lives, this_process, token_lives
+from stream_pretrain.checkpoint.process import Process, is_alive, this_process, token_is_alive
 from stream_pretrain.errors import OwnerError, StorageError
 from stream_pretrain.storage.store import Store, open_store
 
@@ -205,12 +205,12 @@ def test_owner_is_read_back(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_process_is_known_by_boot_namespace_pid_and_start() -> None:
     me = this_process()
-    assert lives(me) is True
-    assert lives(replace(me, start=me.start + 1)) is False, "the pid was given to another"
-    assert lives(replace(me, pid=2**22 + 1)) is False
-    assert lives(replace(me, boot_id="2" * 8)) is None
-    assert lives(replace(me, space=me.space + 1)) is None, "another container"
-    assert token_lives("nonsense") is None
+    assert is_alive(me) is True
+    assert is_alive(replace(me, start=me.start + 1)) is False, "the pid was given to another"
+    assert is_alive(replace(me, pid=2**22 + 1)) is False
+    assert is_alive(replace(me, boot_id="2" * 8)) is None
+    assert is_alive(replace(me, space=me.space + 1)) is None, "another container"
+    assert token_is_alive("nonsense") is None
     assert Process(**asdict(me)) == me
 
 
@@ -222,5 +222,5 @@ def test_process_that_only_waits_to_be_reaped_is_dead() -> None:
     while stat.read_text().rpartition(")")[2].split()[0] != "Z":
         assert time.monotonic() < deadline
         time.sleep(0.02)
-    assert lives(replace(this_process(), pid=child.pid, start=start)) is False
+    assert is_alive(replace(this_process(), pid=child.pid, start=start)) is False
     child.wait()

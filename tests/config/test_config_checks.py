@@ -9,7 +9,7 @@ import pytest
 from pydantic import ValidationError
 
 from stream_pretrain.config.checks import SPIKE_DEFAULTS
-from stream_pretrain.config.load import config_of
+from stream_pretrain.config.load_config import config_of
 from stream_pretrain.config.sections import Config, OptimizerConfig
 from stream_pretrain.errors import ConfigError
 

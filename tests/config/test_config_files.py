@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from stream_pretrain.config.document import main as write_documents
-from stream_pretrain.config.document import readme, schema
-from stream_pretrain.config.load import load_config
+from stream_pretrain.config.load_config import load_config
+from stream_pretrain.config.reference import main as write_documents
+from stream_pretrain.config.reference import readme, schema
 from stream_pretrain.config.sections import Config
 from stream_pretrain.plan import Plan, plan
 from stream_pretrain.schema import ModelFacts, StreamFacts, World
@@ -130,7 +130,7 @@ def test_the_steps_that_a_file_states_are_those_of_its_plan(name: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FILES)
 def test_the_parameters_that_the_tests_assume_are_those_of_the_model(name: str) -> None:
-    from stream_pretrain.model.build import model_facts
+    from stream_pretrain.model.litgpt_model import model_facts
 
     facts = model_facts(loaded(name).model)
     _, _, _, _, parameters, embeddings, context = FILES[name]
@@ -139,7 +139,7 @@ def test_the_parameters_that_the_tests_assume_are_those_of_the_model(name: str) 
 
 
 def test_the_description_and_the_schema_are_current(tmp_path: Path) -> None:
-    remedy = "run: python -m stream_pretrain.config.document"
+    remedy = "run: python -m stream_pretrain.config.reference"
     assert (CONFIGS / "README.md").read_text() == readme(CONFIGS, Config), remedy
     assert (CONFIGS / "schema.json").read_text() == schema(Config), remedy
     (tmp_path / "x.yaml").write_text("# yaml-language-server: $schema=s\n# What it is.\n")

@@ -10,10 +10,16 @@ import pytest
 from pydantic import Field, ValidationError
 
 from stream_pretrain.config.fields import keys_of
-from stream_pretrain.config.load import LoadedConfig, load_config
+from stream_pretrain.config.load_config import LoadedConfig, load_config
 from stream_pretrain.config.options import PlanOptions
 from stream_pretrain.config.sections import Config
-from stream_pretrain.config.types import ByteSize, Section, Settings, Span, parse_span
+from stream_pretrain.config.types import (
+    ByteSize,
+    Section,
+    Settings,
+    TrainingDuration,
+    parse_training_duration,
+)
 from stream_pretrain.errors import ConfigError
 
 BASE = """\
@@ -76,7 +82,7 @@ def test_flags_read_values_as_the_field_says(base: str) -> None:
     assert config.compute.compile is True
     assert config.optimizer.clip_norm is None
     assert config.compute.precision == "32-true"
-    assert config.schedule.warmup == Span(10**9, "tokens")
+    assert config.schedule.warmup == TrainingDuration(10**9, "tokens")
     assert config.run.resume == 500
     assert config.optimizer.betas == (0.9, 0.99)
     assert config.evaluation.every is None
@@ -224,23 +230,23 @@ def test_help_lists_every_key_and_leaves(capsys: pytest.CaptureFixture[str]) -> 
 @pytest.mark.parametrize(
     ("value", "span"),
     [
-        (100, Span(100, "steps")),
-        (0.01, Span(0.01, "fraction")),
-        (1.0, Span(1.0, "fraction")),
-        ("1%", Span(0.01, "fraction")),
-        ("2B tokens", Span(2 * 10**9, "tokens")),
-        ("500 steps", Span(500, "steps")),
+        (100, TrainingDuration(100, "steps")),
+        (0.01, TrainingDuration(0.01, "fraction")),
+        (1.0, TrainingDuration(1.0, "fraction")),
+        ("1%", TrainingDuration(0.01, "fraction")),
+        ("2B tokens", TrainingDuration(2 * 10**9, "tokens")),
+        ("500 steps", TrainingDuration(500, "steps")),
     ],
 )
-def test_a_span_is_steps_tokens_or_a_fraction(value: Any, span: Span) -> None:
-    assert parse_span(value) == span
-    assert parse_span(span.plain()) == span
+def test_a_span_is_steps_tokens_or_a_fraction(value: Any, span: TrainingDuration) -> None:
+    assert parse_training_duration(value) == span
+    assert parse_training_duration(span.plain()) == span
 
 
 @pytest.mark.parametrize("value", ["20M", "101%", 1.5, -1, True, None, "x tokens", ""])
 def test_a_span_that_could_mean_two_things_is_refused(value: Any) -> None:
     with pytest.raises(ValueError, match="must be steps"):
-        parse_span(value)
+        parse_training_duration(value)
 
 
 class Build(Settings):

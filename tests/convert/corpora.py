@@ -15,9 +15,9 @@ import numpy as np
 import zstandard
 from numpy.typing import NDArray
 
+from convert.checks.verify_dataset import read_card, read_index, read_rows
 from convert.cli import main
-from convert.content import hash_rows
-from convert.verify import read_card, read_index, read_rows
+from convert.output.content_hash import hash_rows
 from stream_pretrain.schema import Card
 from stream_pretrain.storage.store import open_store
 

@@ -15,7 +15,7 @@ import xxhash
 import zstandard
 from corpora import build, card_of, command, write_jsonl
 
-from convert.byte_tokenizer import END_OF_TEXT
+from convert.encoding.byte_tokenizer import END_OF_TEXT
 
 
 @pytest.fixture

@@ -23,11 +23,11 @@ from corpora import (
     write_jsonl,
 )
 
-from convert.document import BadRecords, Reading
-from convert.inputs import find_inputs, natural_key
-from convert.mds_reader import read_mds
-from convert.parts import Span, plan_tasks
-from convert.readers import read_task
+from convert.inputs.document import BadRecords, Reading
+from convert.inputs.input_files import find_inputs, natural_key
+from convert.inputs.mds_reader import read_mds
+from convert.inputs.read_task import read_task
+from convert.jobs.tasks import ByteRange, plan_tasks
 from stream_pretrain.errors import ConfigError
 from stream_pretrain.storage.store import open_store
 
@@ -238,7 +238,7 @@ def test_an_mds_shard_is_read_by_its_own_description(tmp_path: Path) -> None:
         for text in texts(5):
             writer.write({"text": text})
     file = find_inputs([str(tmp_path / "m")])[0]
-    read = read_mds(Span(file=0, start=0, end=None), file, Reading(), BadRecords())
+    read = read_mds(ByteRange(file=0, start=0, end=None), file, Reading(), BadRecords())
     assert [document.text for document in read] == texts(5)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from corpora import Run, build, card_of, command, files_of, write_jsonl
 
-from convert.inputs import lasting_name
+from convert.inputs.input_files import lasting_name
 from stream_pretrain.storage.store import open_store
 
 
@@ -58,7 +58,7 @@ def test_finished_parts_are_kept(tmp_path: Path, capsys: Any) -> None:
 
 
 def test_an_output_in_a_bucket_is_never_a_file(bucket: str) -> None:
-    from convert.staging import check_out
+    from convert.jobs.staging import check_out
 
     check_out(open_store(f"{bucket}/out"))
     assert open_store(bucket).list() == []

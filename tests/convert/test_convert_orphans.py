@@ -9,7 +9,7 @@ from pathlib import Path
 
 SCRIPT = """
 import multiprocessing, os, time
-from convert.engines.local import end_with_parent
+from convert.jobs.engines.local_engine import end_with_parent
 
 def hold():
     end_with_parent()

@@ -13,11 +13,11 @@ import pyarrow.parquet as pq
 import pytest
 from corpora import Run, build, card_of, command, records, rows_of, stream_bytes, texts, write_jsonl
 
-from convert.document import BadRecords, Reading
-from convert.inputs import find_inputs
-from convert.pack import FlowPacker
-from convert.parts import plan_tasks
-from convert.readers import READERS, read_task
+from convert.inputs.document import BadRecords, Reading
+from convert.inputs.input_files import find_inputs
+from convert.inputs.read_task import READERS, read_task
+from convert.jobs.tasks import plan_tasks
+from convert.output.packing import ConcatPacker
 from stream_pretrain.errors import DataError
 
 SKIP = ("--on_bad_record", "skip")
@@ -142,7 +142,7 @@ def test_an_output_that_cannot_be_written_is_one_line(
     def refuse(path: object, *_: object, **__: object) -> int:
         raise OSError(30, "Read-only file system", str(path))
 
-    monkeypatch.setattr("convert.staging.os.open", refuse)
+    monkeypatch.setattr("convert.jobs.staging.os.open", refuse)
     path = write_jsonl(tmp_path / "c.jsonl", 10)
     said = refuses(capsys, tmp_path, "--input", path, code=1)
     assert f"--out {tmp_path / 'out'}: cannot be written (Read-only file system)" in said
@@ -179,7 +179,7 @@ def test_too_many_parts_are_refused(
 
 
 def test_the_largest_shard_takes_memory_by_its_data(tmp_path: Path, capsys: Any) -> None:
-    packer = FlowPacker(33, 10**9, np.dtype("<u2"))
+    packer = ConcatPacker(33, 10**9, np.dtype("<u2"))
     for _ in range(3):
         assert not list(packer.add([], np.ones(50_000, np.uint16), np.array([50_000])))
     packed = packer.finish()

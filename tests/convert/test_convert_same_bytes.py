@@ -333,7 +333,7 @@ def test_files_that_are_no_dataset_are_never_removed(
 def test_a_second_converter_of_one_output_is_refused(
     corpus: Path, tmp_path: Path, capsys: Any
 ) -> None:
-    from convert.staging import owned
+    from convert.jobs.staging import owned
 
     with owned(open_store(tmp_path / "out")):
         run = command(capsys, *arguments(corpus, tmp_path / "out", "--workers", 1))
@@ -357,11 +357,11 @@ def test_a_finished_file_that_was_lost_stops_the_publication(
 
 
 def test_a_receipt_without_its_file_is_an_error(tmp_path: Path) -> None:
-    from convert.receipts import Receipt
-    from convert.staging import check_files
+    from convert.jobs.part_receipts import PartReceipt
+    from convert.jobs.staging import check_files
     from stream_pretrain.errors import DataError
 
-    receipt = Receipt(
+    receipt = PartReceipt(
         task=0, part=0, read=1, is_last=True, splits={}, sources={}, tallies={}, files={"a": 3}
     )
     store = open_store(tmp_path)
@@ -373,7 +373,7 @@ def test_a_receipt_without_its_file_is_an_error(tmp_path: Path) -> None:
 
 
 def test_a_write_that_a_bucket_cut_short_is_an_error(bucket: str) -> None:
-    from convert.written import write_checked
+    from convert.output.verified_write import write_verified
     from stream_pretrain.storage.bucket import BucketStore
 
     class Lossy(BucketStore):
@@ -383,4 +383,4 @@ def test_a_write_that_a_bucket_cut_short_is_an_error(bucket: str) -> None:
     store = open_store(bucket)
     lossy = Lossy(store.place, store.config)
     with pytest.raises(StorageError, match="2 bytes after writing 3 bytes"):
-        write_checked(lossy, "a", b"abc")
+        write_verified(lossy, "a", b"abc")

@@ -14,10 +14,10 @@ from corpora import build, card_of, command, records, rows_of, stream_bytes, tex
 from hypothesis import given
 from hypothesis import strategies as st
 
-from convert.best_fit import best_fit
-from convert.content import RowsHash, content_hash, hash_rows
-from convert.pack import with_borders
-from convert.shards import ShardFormat, encode_shard, index_json
+from convert.output.best_fit import best_fit
+from convert.output.content_hash import RowsHash, content_hash, hash_rows
+from convert.output.mds_shards import ShardFormat, encode_shard, index_json
+from convert.output.packing import with_borders
 from stream_pretrain.schema import INDEX_NAME
 
 
@@ -99,7 +99,7 @@ def test_litdata_reads_the_shards(tmp_path: Path, capsys: Any) -> None:
 def test_ids_beyond_uint16_are_stored_as_uint32(tmp_path: Path, capsys: Any) -> None:
     from tokenizers import AddedToken, Tokenizer
 
-    from convert.byte_tokenizer import byte_tokenizer_files
+    from convert.encoding.byte_tokenizer import byte_tokenizer_files
 
     tokenizer = Tokenizer.from_str(byte_tokenizer_files()["tokenizer.json"].decode())
     tokenizer.add_tokens([AddedToken(f"<{i}>") for i in range(70_000)])

@@ -14,24 +14,24 @@ import numpy as np
 import pytest
 from corpora import build, card_of, command, rows_of, texts, write_jsonl
 
-from convert.byte_tokenizer import END_OF_TEXT, byte_tokenizer_files
-from convert.encode import ByteEncoder, GigatokenEncoder, TokenizersEncoder
-from convert.encoder_check import (
+from convert.encoding.byte_tokenizer import END_OF_TEXT, byte_tokenizer_files
+from convert.encoding.encoder_check import (
     HARD_STRINGS,
     checked_gigatoken,
     choose_encoder,
     guard_part,
     same_ids,
 )
-from convert.trusted import (
+from convert.encoding.encoders import ByteEncoder, GigatokenEncoder, TokenizersEncoder
+from convert.encoding.fallback_encoder import (
     LAST_OLD,
+    FallbackEncoder,
     Trials,
-    TrustedEncoder,
     old_pattern,
     probe_json,
     trial,
 )
-from convert.vocabulary import Vocabulary, load_vocabulary
+from convert.encoding.vocabulary import Vocabulary, load_vocabulary
 from stream_pretrain.errors import ConfigError, DataError
 
 
@@ -103,7 +103,7 @@ def test_the_byte_tokenizers_ids_are_the_bytes() -> None:
 def test_both_encoders_give_the_same_ids_on_hard_strings(vocabulary: Vocabulary) -> None:
     pytest.importorskip("gigatoken")
     for rule in ("plain", "act"):
-        assert isinstance(checked_gigatoken(vocabulary, rule, texts(50)), TrustedEncoder)
+        assert isinstance(checked_gigatoken(vocabulary, rule, texts(50)), FallbackEncoder)
     fast = GigatokenEncoder(vocabulary, "plain")
     assert same_ids(fast, TokenizersEncoder(vocabulary, "plain"), [*HARD_STRINGS, *texts(99)])
 
@@ -177,7 +177,7 @@ def test_the_fast_encoder_is_left_where_it_differs(
     vocabulary: Vocabulary, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("gigatoken")
-    monkeypatch.setattr("convert.encoder_check.TrustedEncoder", Wrong)
+    monkeypatch.setattr("convert.encoding.encoder_check.FallbackEncoder", Wrong)
     choice, _ = choose_encoder("auto", vocabulary, "plain", texts(5))
     assert choice.name == "tokenizers"
     assert "gigatoken gives other ids for" in choice.reason
@@ -191,7 +191,7 @@ def test_the_fast_encoder_is_left_where_it_cannot_load(
     monkeypatch.setitem(sys.modules, "gigatoken.gigatoken_rs", None)
     assert checked_gigatoken(vocabulary, "plain", ()) == "gigatoken is not installed"
     monkeypatch.undo()
-    monkeypatch.setattr("convert.encoder_check.TrustedEncoder", Unloadable)
+    monkeypatch.setattr("convert.encoding.encoder_check.FallbackEncoder", Unloadable)
     fault = checked_gigatoken(vocabulary, "plain", ())
     assert fault == "gigatoken cannot load this tokenizer (unknown pre-tokenizer)"
 
@@ -209,7 +209,7 @@ def test_letters_that_only_one_library_knows_are_left_to_the_other(folder: Path)
     fast = GigatokenEncoder(vocabulary, "plain")
     exact = TokenizersEncoder(vocabulary, "plain")
     assert not same_ids(fast, exact, [hard[1]])
-    both = TrustedEncoder(vocabulary, "plain")
+    both = FallbackEncoder(vocabulary, "plain")
     assert same_ids(both, exact, hard * 3)
     assert both.exactly == 3
 
@@ -238,8 +238,8 @@ def test_a_growing_word_cache_is_thrown_away(
     vocabulary: Vocabulary, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("gigatoken")
-    monkeypatch.setattr("convert.encode.REBUILD_AFTER_BYTES", 1000)
-    monkeypatch.setattr("convert.encode.REBUILD_AT_GROWTH", -(1 << 40))
+    monkeypatch.setattr("convert.encoding.encoders.REBUILD_AFTER_BYTES", 1000)
+    monkeypatch.setattr("convert.encoding.encoders.REBUILD_AT_GROWTH", -(1 << 40))
     fast = GigatokenEncoder(vocabulary, "plain")
     exact = TokenizersEncoder(vocabulary, "plain")
     for _ in range(5):
@@ -250,7 +250,7 @@ def test_a_growing_word_cache_is_thrown_away(
 @pytest.mark.slow
 def test_memory_stays_flat_over_words_that_never_repeat(vocabulary: Vocabulary) -> None:
     pytest.importorskip("gigatoken")
-    from convert.memory import resident_bytes
+    from convert.jobs.process_memory import resident_bytes
 
     fast = GigatokenEncoder(vocabulary, "plain")
     sizes = []

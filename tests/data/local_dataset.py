@@ -1,4 +1,4 @@
-"""A dataset of a small local stream. In: a directory. Out: `LoudDataset`. Nothing is fetched."""
+"""A dataset of a small local stream. In: a directory. Out: `ShardDataset`. Nothing is fetched."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from pathlib import Path
 from servers.datasets import SEQ_LEN, small_stream
 
 from stream_pretrain.data.index import read_index
-from stream_pretrain.data.shards import LoudDataset, open_dataset
-from stream_pretrain.data.source import ReadSettings, ShardSource
+from stream_pretrain.data.shard_dataset import ShardDataset, open_dataset
+from stream_pretrain.data.shard_stream import ReadSettings, ShardSource
 from stream_pretrain.order import Order
 from stream_pretrain.storage.store import open_store
 
 
-def opened_local(directory: Path) -> LoudDataset:
+def opened_local(directory: Path) -> ShardDataset:
     """200 samples, unpacked, read in place."""
     stream = small_stream(directory / "web", compression=None)
     store = open_store(stream.directory)

@@ -16,14 +16,14 @@ def main(location: str, endpoint: str, cache: str, jobs: str, workers: str, paus
     from torch import distributed
 
     from stream_pretrain.config.sections import CacheConfig, StorageConfig, StreamConfig
-    from stream_pretrain.data.fetch import FetchSettings
+    from stream_pretrain.data.cache_setup import set_up_cache
+    from stream_pretrain.data.epoch_stream import EpochStream, LoaderSettings
+    from stream_pretrain.data.fetch_shard import FetchSettings
     from stream_pretrain.data.index import read_index
-    from stream_pretrain.data.place import place_stream
+    from stream_pretrain.data.job_directory import open_job_directory
     from stream_pretrain.data.position import EpochClock
-    from stream_pretrain.data.shards import environment_world, open_dataset
-    from stream_pretrain.data.shared_memory import open_job
-    from stream_pretrain.data.source import ReadSettings
-    from stream_pretrain.data.stream import EpochStream, LoaderSettings
+    from stream_pretrain.data.shard_dataset import environment_world, open_dataset
+    from stream_pretrain.data.shard_stream import ReadSettings
     from stream_pretrain.errors import ShardError
     from stream_pretrain.order import Order
     from stream_pretrain.storage.store import open_store
@@ -32,8 +32,8 @@ def main(location: str, endpoint: str, cache: str, jobs: str, workers: str, paus
     world = environment_world()
     storage = StorageConfig(endpoint_url=endpoint, timeout=1.0, retries=3, deadline=5.0)
     store = open_store(location, storage)
-    job = open_job(world, base=Path(jobs))
-    placed = place_stream(
+    job = open_job_directory(world, base=Path(jobs))
+    placed = set_up_cache(
         store,
         read_index(store),
         stream=StreamConfig(remote=location),
@@ -55,7 +55,7 @@ def main(location: str, endpoint: str, cache: str, jobs: str, workers: str, paus
     try:
         steps = []
         for _ in range(25):
-            steps.append(stream.take(1)[0].sample_ids.tolist())
+            steps.append(stream.next_batches(1)[0].sample_ids.tolist())
             time.sleep(float(pause))
         print(json.dumps({"steps": steps}), flush=True)
     except ShardError as error:

@@ -18,19 +18,19 @@ from stream_pretrain.config.sections import CacheConfig, StreamConfig
 from stream_pretrain.data import cache
 from stream_pretrain.data.cache import (
     cache_name,
+    claim_directory,
+    claim_free_directory,
     default_root,
     is_network_path,
     node_root,
-    own_any_directory,
-    own_directory,
     owner_of,
     refuse_foreign,
     scan,
 )
-from stream_pretrain.data.fetch import FetchSettings, fetch_shard
+from stream_pretrain.data.cache_setup import CachedSource, set_up_cache
+from stream_pretrain.data.disk_space import CacheRequirement, check_space, shuffle_window_bytes
+from stream_pretrain.data.fetch_shard import FetchSettings, fetch_shard
 from stream_pretrain.data.index import StreamIndex, read_index
-from stream_pretrain.data.place import Placed, place_stream
-from stream_pretrain.data.space import Need, check_space, shuffle_window_bytes
 from stream_pretrain.errors import ConfigError, OwnerError
 from stream_pretrain.order import Order
 from stream_pretrain.schema import World
@@ -39,8 +39,8 @@ from stream_pretrain.storage.store import open_store
 HOLD = """
 import sys
 from pathlib import Path
-from stream_pretrain.data.cache import own_directory
-lock = own_directory(Path(sys.argv[1]), run="other-run")
+from stream_pretrain.data.cache import claim_directory
+lock = claim_directory(Path(sys.argv[1]), run="other-run")
 print("held", flush=True)
 sys.stdin.readline()
 """
@@ -79,16 +79,16 @@ def test_a_second_process_is_refused_and_told_who_the_first_is(tmp_path: Path) -
     assert holder.stdout is not None
     assert holder.stdout.readline() == "held\n"
     with pytest.raises(OwnerError) as failure:
-        own_directory(tmp_path / "cache", run="mine")
+        claim_directory(tmp_path / "cache", run="mine")
     assert f"run other-run (host {os.uname().nodename}, process {holder.pid}, since 20" in str(
         failure.value
     )
-    other = own_any_directory(tmp_path / "cache", run="mine")
+    other = claim_free_directory(tmp_path / "cache", run="mine")
     assert other.directory == tmp_path / "cache.2"
     other.close()
     holder.kill()
     holder.communicate()
-    lock = own_directory(tmp_path / "cache", run="mine")
+    lock = claim_directory(tmp_path / "cache", run="mine")
     assert "run mine" in owner_of(tmp_path / "cache")
     lock.close()
     lock.close()
@@ -102,7 +102,7 @@ def test_a_machine_with_too_many_jobs_is_told_so(
     with (tmp_path / "c" / "owner.lock").open("w") as other:
         fcntl.flock(other, fcntl.LOCK_EX)
         with pytest.raises(OwnerError, match="all 1 caches of this stream are in use"):
-            own_any_directory(tmp_path / "c", run="b")
+            claim_free_directory(tmp_path / "c", run="b")
 
 
 @pytest.mark.parametrize("text", ["", "{}", "[1]", "no json"])
@@ -166,16 +166,16 @@ def test_a_directory_with_a_dataset_of_its_own_is_no_cache(tmp_path: Path) -> No
         refuse_foreign(mine.directory, index)
     refuse_foreign(other.directory, index)
     refuse_foreign(tmp_path / "new", index)
-    own_directory(tmp_path / "new", run="x").close()
+    claim_directory(tmp_path / "new", run="x").close()
     (tmp_path / "new" / "index.json").write_text("{}")
     refuse_foreign(tmp_path / "new", index)
 
 
 def placed(
     stream: SmallStream, config: StreamConfig, caches: CacheConfig, **options: Any
-) -> Placed:
+) -> CachedSource:
     store = open_store(stream.directory)
-    return place_stream(
+    return set_up_cache(
         store,
         read_index(store),
         stream=config,
@@ -190,7 +190,7 @@ def test_local_shards_are_read_in_place_and_packed_ones_beside_the_data(tmp_path
     caches = CacheConfig(dir=str(tmp_path / "caches"))
     plain = small_stream(tmp_path / "plain", compression=None)
     found = placed(plain, StreamConfig(local=str(plain.directory)), caches)
-    assert (found.source.directory, found.source.lock, found.need) == (None, None, None)
+    assert (found.source.directory, found.source.lock, found.requirement) == (None, None, None)
     packed = small_stream(tmp_path / "packed")
     found = placed(packed, StreamConfig(local=str(packed.directory)), caches)
     assert found.source.directory is not None
@@ -211,8 +211,8 @@ def test_a_named_cache_has_a_directory_for_each_split(tmp_path: Path) -> None:
     config = StreamConfig(remote=str(tmp_path / "set"), local=str(tmp_path / "cache"))
     found = placed(stream, config, CacheConfig())
     assert found.source.directory == tmp_path / "cache" / "train"
-    assert found.need is not None
-    assert found.need.present_bytes == 0
+    assert found.requirement is not None
+    assert found.requirement.present_bytes == 0
     assert is_locked(tmp_path / "cache" / "train")
 
 
@@ -264,9 +264,9 @@ def test_mounts_of_this_machine_can_be_read() -> None:
 MIB = 1 << 20
 
 
-def need(directory: Path, **changes: int) -> Need:
+def need(directory: Path, **changes: int) -> CacheRequirement:
     values = {"raw_bytes": 1000 * MIB, "largest_shard_bytes": 64 * MIB, "present_bytes": 0}
-    return Need(name="web", directory=directory, **{**values, **changes})
+    return CacheRequirement(name="web", directory=directory, **{**values, **changes})
 
 
 def test_a_disk_that_is_too_small_is_said_with_numbers(tmp_path: Path) -> None:

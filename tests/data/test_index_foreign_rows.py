@@ -10,10 +10,10 @@ import pytest
 from streaming import MDSWriter
 
 from stream_pretrain.data.index import StreamIndex, read_index
-from stream_pretrain.data.measure import first_sample, measure
-from stream_pretrain.data.rows import row_format
-from stream_pretrain.data.shards import open_dataset
-from stream_pretrain.data.source import ReadSettings, ShardSource
+from stream_pretrain.data.infer_row_format import first_sample, measure
+from stream_pretrain.data.row_format import row_format
+from stream_pretrain.data.shard_dataset import open_dataset
+from stream_pretrain.data.shard_stream import ReadSettings, ShardSource
 from stream_pretrain.errors import DataError, ShardError
 from stream_pretrain.order import Order
 from stream_pretrain.storage.store import Store, open_store

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from stream_pretrain.config.load import config_of
+from stream_pretrain.config.load_config import config_of
 from stream_pretrain.config.sections import Config
 from stream_pretrain.errors import ConfigError
 from stream_pretrain.plan import Plan, plan

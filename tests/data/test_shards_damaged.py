@@ -13,14 +13,14 @@ import pytest
 from servers.datasets import SEQ_LEN, SmallStream, small_stream
 from streaming.base.compression import compress
 
-from stream_pretrain.data.fetch import FetchSettings, fetch_shard
+from stream_pretrain.data.decompress import unpacked
+from stream_pretrain.data.fetch_shard import FetchSettings, fetch_shard
 from stream_pretrain.data.index import read_index
+from stream_pretrain.data.job_directory import try_lock
+from stream_pretrain.data.shard_dataset import ShardDataset, open_dataset
 from stream_pretrain.data.shard_files import ShardFiles
-from stream_pretrain.data.shards import LoudDataset, open_dataset
-from stream_pretrain.data.shared_memory import try_lock
-from stream_pretrain.data.source import ReadSettings, ShardSource
-from stream_pretrain.data.unpack import unpacked
-from stream_pretrain.data.watch import Watch
+from stream_pretrain.data.shard_stream import ReadSettings, ShardSource
+from stream_pretrain.data.slow_wait_log import SlowWaitLog
 from stream_pretrain.errors import ConfigError, ShardError, StorageError
 from stream_pretrain.order import Order
 from stream_pretrain.storage.store import open_store
@@ -30,7 +30,7 @@ ALGORITHMS = ["zstd", "gz", "bz2", "br", "snappy"]
 
 def opened(
     stream: SmallStream, directory: Path | None, *, verify: Any = "arrival", **settings: Any
-) -> LoudDataset:
+) -> ShardDataset:
     store = open_store(stream.directory)
     source = ShardSource(
         name="a",
@@ -202,13 +202,13 @@ def test_a_cache_that_thrashes_is_an_error_and_not_a_loop(
 ) -> None:
     stream = small_stream(tmp_path / "web", shards=2)
     dataset = opened(stream, tmp_path / "cache", cache_limit=10**6)
-    bring = LoudDataset._bring
+    bring = ShardDataset._bring
 
-    def bring_and_lose(self: LoudDataset, shard_id: int, claim: int) -> None:
+    def bring_and_lose(self: ShardDataset, shard_id: int, claim: int) -> None:
         bring(self, shard_id, claim)
         self._evict_shard(shard_id)
 
-    monkeypatch.setattr(LoudDataset, "_bring", bring_and_lose)
+    monkeypatch.setattr(ShardDataset, "_bring", bring_and_lose)
     with pytest.raises(ShardError, match="was removed from the cache 8 times"):
         dataset[0]
     dataset.close()
@@ -227,7 +227,7 @@ def test_one_stream_listed_twice_is_refused(tmp_path: Path) -> None:
         )
 
 
-def claimed(dataset: LoudDataset) -> int:
+def claimed(dataset: ShardDataset) -> int:
     """The first shard, as if another worker were fetching it."""
     claim = try_lock(dataset._claim_file(0))
     assert claim is not None
@@ -259,7 +259,7 @@ def test_a_shard_that_another_worker_never_brings_is_an_error_in_the_end(
     stream = small_stream(tmp_path / "web", shards=1)
     dataset = opened(stream, tmp_path / "cache")
     claim = claimed(dataset)
-    monkeypatch.setattr(Watch, "waited_s", property(lambda _self: 10_000.0))
+    monkeypatch.setattr(SlowWaitLog, "waited_s", property(lambda _self: 10_000.0))
     with pytest.raises(ShardError, match="another worker has been fetching it for 10000 s"):
         dataset[4]
     os.close(claim)
@@ -275,7 +275,7 @@ def test_an_unexpected_error_while_fetching_names_the_shard(
     def broken(*_args: Any) -> None:
         raise RuntimeError("out of cheese")
 
-    monkeypatch.setattr("stream_pretrain.data.source.fetch_shard", broken)
+    monkeypatch.setattr("stream_pretrain.data.shard_stream.fetch_shard", broken)
     with pytest.raises(ShardError, match=r"shard\.00000\.mds\.zstd: RuntimeError: out of cheese"):
         dataset[4]
     dataset.close()

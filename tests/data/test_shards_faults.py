@@ -20,12 +20,12 @@ from servers.datasets import SEQ_LEN, SmallStream, small_stream
 from servers.fault_proxy import FaultProxy
 
 from stream_pretrain.config.sections import StorageConfig
-from stream_pretrain.data.fetch import FetchSettings
+from stream_pretrain.data.epoch_stream import EpochStream, LoaderSettings
+from stream_pretrain.data.fetch_shard import FetchSettings
 from stream_pretrain.data.index import read_index
 from stream_pretrain.data.position import EpochClock
-from stream_pretrain.data.shards import LoudDataset, open_dataset
-from stream_pretrain.data.source import ReadSettings, ShardSource
-from stream_pretrain.data.stream import EpochStream, LoaderSettings
+from stream_pretrain.data.shard_dataset import ShardDataset, open_dataset
+from stream_pretrain.data.shard_stream import ReadSettings, ShardSource
 from stream_pretrain.errors import ShardError
 from stream_pretrain.order import Order
 from stream_pretrain.storage.store import open_store
@@ -71,13 +71,13 @@ class Bucket:
     stream: SmallStream
     proxy: FaultProxy
     cache: Path
-    made: list[LoudDataset] = field(default_factory=list)
+    made: list[ShardDataset] = field(default_factory=list)
 
     def config(self, **changes: Any) -> StorageConfig:
         settings = {"timeout": 5.0, "retries": 3, "deadline": 20.0}
         return StorageConfig(endpoint_url=self.proxy.endpoint, **{**settings, **changes})
 
-    def open(self, directory: Path | None = None, **changes: Any) -> LoudDataset:
+    def open(self, directory: Path | None = None, **changes: Any) -> ShardDataset:
         """The dataset of this stream; indexes are read before faults are set."""
         config = self.config(**changes)
         store = open_store(self.location, config)
@@ -115,7 +115,7 @@ def web(bucket: str, fault_proxy: FaultProxy, tmp_path: Path) -> Iterator[Bucket
         dataset.close()
 
 
-def epoch(dataset: LoudDataset, workers: int) -> list[int]:
+def epoch(dataset: ShardDataset, workers: int) -> list[int]:
     """Sample ids of one epoch, through the loader that training uses."""
     clock = EpochClock(
         global_batch=GLOBAL_BATCH, steps_per_epoch=STEPS, num_canonical_nodes=8, shuffle_seed=0
@@ -128,7 +128,7 @@ def epoch(dataset: LoudDataset, workers: int) -> list[int]:
         return [
             sample
             for _ in range(STEPS)
-            for batch in stream.take(GLOBAL_BATCH // MICRO_BATCH)
+            for batch in stream.next_batches(GLOBAL_BATCH // MICRO_BATCH)
             for sample in batch.sample_ids.tolist()
         ]
     finally:
@@ -255,7 +255,7 @@ def test_a_slow_shard_is_named_while_it_is_waited_for(
     store = open_store(web.location, config)
     index = read_index(store)
     web.proxy.fail("delay", BAD_SHARD, methods=("GET",), seconds=0.8, times=1)
-    from stream_pretrain.data.fetch import fetch_shard
+    from stream_pretrain.data.fetch_shard import fetch_shard
 
     fetch_shard(index.shards[3], store, web.cache, FetchSettings(warn_after_s=0.2))
     lines = [record.getMessage() for record in caplog.records]

@@ -14,15 +14,15 @@ from pathlib import Path
 import pytest
 from servers.datasets import SEQ_LEN, small_stream
 
-from stream_pretrain.data import shared_memory
-from stream_pretrain.data.shared_memory import (
+from stream_pretrain.data import job_directory
+from stream_pretrain.data.barrier import FileBarrier, NodeFailure
+from stream_pretrain.data.job_directory import (
     SHARED_MEMORY,
     check_shared_memory,
     is_held,
-    open_job,
-    remove_dead_jobs,
+    open_job_directory,
+    remove_dead_job_directories,
 )
-from stream_pretrain.data.together import Failures, FileBarrier
 from stream_pretrain.errors import ShardError, StorageError
 from stream_pretrain.schema import World
 
@@ -53,7 +53,7 @@ def test_a_killed_job_leaves_nothing_once_the_next_one_starts(tmp_path: Path) ->
     assert len(segments(dead)) == 6
     victim.send_signal(signal.SIGKILL)
     victim.communicate()
-    job = open_job(World(), base=base)
+    job = open_job_directory(World(), base=base)
     assert segments(dead) == []
     assert not (base / dead).exists()
     assert len(segments(alive)) == 6
@@ -81,9 +81,9 @@ def test_ten_jobs_started_at_once_all_finish_and_leave_nothing(tmp_path: Path) -
 
 
 def test_a_lock_that_a_live_process_holds_protects_its_job(tmp_path: Path) -> None:
-    job = open_job(World(), base=tmp_path)
+    job = open_job_directory(World(), base=tmp_path)
     assert is_held(job.directory / "owner")
-    assert remove_dead_jobs(tmp_path) == []
+    assert remove_dead_job_directories(tmp_path) == []
     assert job.directory.is_dir()
     job.close()
     job.close()
@@ -91,7 +91,7 @@ def test_a_lock_that_a_live_process_holds_protects_its_job(tmp_path: Path) -> No
 
 
 def test_names_of_two_jobs_differ_and_names_of_one_job_count_up(tmp_path: Path) -> None:
-    first, second = (open_job(World(), base=tmp_path) for _ in range(2))
+    first, second = (open_job_directory(World(), base=tmp_path) for _ in range(2))
     assert first.token != second.token
     assert first.next_prefix() + 1 == first.next_prefix()
     first.close()
@@ -100,9 +100,9 @@ def test_names_of_two_jobs_differ_and_names_of_one_job_count_up(tmp_path: Path) 
 
 def test_all_ranks_of_a_node_share_one_directory(tmp_path: Path) -> None:
     world = {"world_size": 4, "local_world_size": 2}
-    leader = open_job(World(rank=2, local_rank=0, node_rank=1, **world), base=tmp_path)
+    leader = open_job_directory(World(rank=2, local_rank=0, node_rank=1, **world), base=tmp_path)
     texts = ["/other/node", "", str(leader.directory), ""]
-    other = open_job(
+    other = open_job_directory(
         World(rank=3, local_rank=1, node_rank=1, **world), share=lambda _text: texts, base=tmp_path
     )
     assert other.directory == leader.directory
@@ -117,11 +117,11 @@ def test_all_ranks_of_a_node_share_one_directory(tmp_path: Path) -> None:
 def test_a_directory_of_another_user_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shared_memory, "SHARED_MEMORY", tmp_path)
+    monkeypatch.setattr(job_directory, "SHARED_MEMORY", tmp_path)
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / f"stream-pretrain-{os.getuid()}").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(StorageError, match="belongs to another user") as failure:
-        shared_memory.base_directory()
+        job_directory.base_directory()
     assert failure.value.reason == "denied"
 
 
@@ -138,7 +138,7 @@ def test_too_little_shared_memory_is_said_before_it_is_a_bus_error() -> None:
 
 def test_a_barrier_holds_until_all_are_there(tmp_path: Path) -> None:
     passed: list[int] = []
-    barriers = [FileBarrier(tmp_path, "d", Failures(tmp_path, "d"), 30.0) for _ in range(3)]
+    barriers = [FileBarrier(tmp_path, "d", NodeFailure(tmp_path, "d"), 30.0) for _ in range(3)]
 
     def meet(me: int) -> None:
         barriers[me].begin("1.0", me)
@@ -160,7 +160,7 @@ def test_a_barrier_holds_until_all_are_there(tmp_path: Path) -> None:
 def test_who_waits_at_a_barrier_learns_of_a_failure_and_says_who_is_missing(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    failures = Failures(tmp_path, "d")
+    failures = NodeFailure(tmp_path, "d")
     barrier = FileBarrier(tmp_path, "d", failures, 0.05)
     barrier.begin("1.0", 0)
     threading.Timer(0.3, failures.record, args=["the shard is gone"]).start()
@@ -170,7 +170,7 @@ def test_who_waits_at_a_barrier_learns_of_a_failure_and_says_who_is_missing(
 
 
 def test_marks_of_a_killed_opening_do_not_count_for_the_next(tmp_path: Path) -> None:
-    failures = Failures(tmp_path, "d")
+    failures = NodeFailure(tmp_path, "d")
     killed, late = (FileBarrier(tmp_path, "d", failures, 30.0) for _ in range(2))
     killed.begin("1.0", 1)
     killed._meetings = 1
@@ -182,7 +182,7 @@ def test_marks_of_a_killed_opening_do_not_count_for_the_next(tmp_path: Path) -> 
 
 
 def test_marks_of_old_openings_are_removed(tmp_path: Path) -> None:
-    barrier = FileBarrier(tmp_path, "d", Failures(tmp_path, "d"), 30.0)
+    barrier = FileBarrier(tmp_path, "d", NodeFailure(tmp_path, "d"), 30.0)
     for key in ("1.0", "2.0", "3.0"):
         mark = tmp_path / f"d-barrier-{key}-1-0"
         mark.touch()
@@ -192,7 +192,7 @@ def test_marks_of_old_openings_are_removed(tmp_path: Path) -> None:
 
 
 def test_the_first_failure_is_the_one_that_is_told(tmp_path: Path) -> None:
-    failures = Failures(tmp_path, "d")
+    failures = NodeFailure(tmp_path, "d")
     failures.check()
     failures.record("first")
     failures.record("second")
@@ -200,7 +200,7 @@ def test_the_first_failure_is_the_one_that_is_told(tmp_path: Path) -> None:
         failures.check()
     failures.clear()
     failures.check()
-    Failures(tmp_path / "gone", "d").record("nobody can read this")
+    NodeFailure(tmp_path / "gone", "d").record("nobody can read this")
 
 
 def test_a_worker_that_cannot_open_the_epoch_is_heard_by_the_others(tmp_path: Path) -> None:

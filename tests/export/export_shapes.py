@@ -1,4 +1,4 @@
-"""A checkpoint of any tiny architecture. In: its name. Out: `Trained`."""
+"""A checkpoint of any tiny architecture. In: its name. Out: `TrainedModel`."""
 
 from __future__ import annotations
 
@@ -7,22 +7,24 @@ from dataclasses import asdict
 import torch
 from model.shapes import SHAPES
 
-from convert.byte_tokenizer import byte_tokenizer_files
+from convert.encoding.byte_tokenizer import byte_tokenizer_files
 from stream_pretrain.config.sections import ModelConfig
-from stream_pretrain.export.source import Trained
-from stream_pretrain.export.vocabulary import ExportedTokenizer
+from stream_pretrain.export.exported_tokenizer import ExportedTokenizer
+from stream_pretrain.export.trained_model import TrainedModel
 from stream_pretrain.model.architecture import Architecture
-from stream_pretrain.model.build import build_model
+from stream_pretrain.model.litgpt_model import build_model
 
 
-def trained(name: str, *, tied: bool = False, tokenizer: bool = True, seed: int = 3) -> Trained:
+def trained(
+    name: str, *, tied: bool = False, tokenizer: bool = True, seed: int = 3
+) -> TrainedModel:
     """A checkpoint whose every parameter is random, norms and biases too."""
     network = build_model(ModelConfig(config=SHAPES[name], tie_embeddings=tied), seed=seed)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in network.parameters():
             parameter.add_(torch.empty_like(parameter).normal_(0, 0.1, generator=generator))
-    return Trained(
+    return TrainedModel(
         step=7,
         where="RUN/checkpoints/step-00000007",
         weights={key: value.clone() for key, value in network.state_dict().items()}

@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from convert.byte_tokenizer import byte_tokenizer_files
+from convert.encoding.byte_tokenizer import byte_tokenizer_files
 from stream_pretrain.checkpoint.save import Checkpoints
 from stream_pretrain.checkpoint.state import TrainState
 from stream_pretrain.cli import main
 from stream_pretrain.config.sections import CheckpointConfig, ModelConfig, OptimizerConfig
-from stream_pretrain.model.build import build_model, model_config_yaml
+from stream_pretrain.model.litgpt_model import build_model, model_config_yaml
 from stream_pretrain.model.loss import token_loss
-from stream_pretrain.optim.build import build_optimizer
+from stream_pretrain.optim.build_optimizer import build_optimizer
 from stream_pretrain.schema import World
 from stream_pretrain.storage.store import open_store
 

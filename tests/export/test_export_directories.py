@@ -17,9 +17,9 @@ from stream_pretrain.errors import CheckpointError, ConfigError
 from stream_pretrain.export.huggingface import export_huggingface, transformers
 from stream_pretrain.export.litgpt import export_litgpt
 from stream_pretrain.export.parity import sample_ids
-from stream_pretrain.export.source import Trained
+from stream_pretrain.export.trained_model import TrainedModel
 from stream_pretrain.model.architecture import Architecture
-from stream_pretrain.model.build import build_model, is_tied
+from stream_pretrain.model.litgpt_model import build_model, is_tied
 
 
 @pytest.fixture(params=[False, True], ids=["untied", "tied"])
@@ -119,7 +119,7 @@ def test_bfloat16_weights_stay_bfloat16(tmp_path: Path) -> None:
     assert model.dtype == torch.bfloat16
 
 
-def _changed(shape: str, **fields: object) -> Trained:
+def _changed(shape: str, **fields: object) -> TrainedModel:
     source = trained(shape)
     architecture = Architecture(fields={**source.architecture.fields, **fields}, tied=False)
     return replace(source, architecture=architecture)
@@ -181,7 +181,7 @@ def test_other_logits_are_noticed_and_nothing_is_left(
 
 
 def _wrong_base(fields: object, **rest: object) -> dict[str, object]:
-    from stream_pretrain.model.families import to_hugging_face
+    from stream_pretrain.model.hf_config import to_hugging_face
 
     return {**to_hugging_face(fields, **rest), "rope_theta": 100}  # type: ignore[arg-type]
 

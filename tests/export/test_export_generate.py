@@ -9,14 +9,14 @@ import pytest
 import torch
 from export_shapes import trained
 
+from stream_pretrain.export.exported_tokenizer import ExportedTokenizer
 from stream_pretrain.export.generate import Sampling, generate_ids
-from stream_pretrain.export.source import Trained
-from stream_pretrain.export.vocabulary import ExportedTokenizer
+from stream_pretrain.export.trained_model import TrainedModel
 
 PROMPT = [72, 105, 33]
 
 
-def sample(source: Trained, prompt: Sequence[int] = PROMPT, **settings: float) -> list[int]:
+def sample(source: TrainedModel, prompt: Sequence[int] = PROMPT, **settings: float) -> list[int]:
     values = {"max_tokens": 12, "temperature": 1.0, "top_k": 0, "seed": 1, **settings}
     return list(generate_ids(source, prompt, Sampling(**values)))  # type: ignore[arg-type]
 

@@ -17,7 +17,7 @@ from model.shapes import SHAPES
 from torch import Tensor
 
 from stream_pretrain.config.sections import ModelConfig, OptimizerConfig
-from stream_pretrain.model.build import (
+from stream_pretrain.model.litgpt_model import (
     ForwardSettings,
     PretrainGPT,
     build_model,
@@ -25,8 +25,8 @@ from stream_pretrain.model.build import (
     materialise,
 )
 from stream_pretrain.model.loss import token_loss
-from stream_pretrain.optim.build import build_optimizer
-from stream_pretrain.runtime.shard import Sharder
+from stream_pretrain.optim.build_optimizer import build_optimizer
+from stream_pretrain.runtime.fsdp import BlockSharder
 
 SHAPE = {**SHAPES["qwen3"], "n_layer": 2}
 SETTINGS = ForwardSettings(loss_chunk=16, recompute_blocks=True, z_weight=1e-3)
@@ -59,7 +59,7 @@ def main(rank: int, world_size: int, meeting: str, optimizer: str) -> None:
     )
     section = OptimizerConfig(name=optimizer, lr=1e-2)
     sharded, alone = build("meta"), build("cpu")
-    Sharder(world_size=world_size, group=world_size, device_type="cpu")(sharded, None)  # type: ignore[arg-type]
+    BlockSharder(world_size=world_size, group=world_size, device_type="cpu")(sharded, None)  # type: ignore[arg-type]
     sharded.to_empty(device="cpu")
     materialise(sharded, seed=7)
     assert is_tied(sharded)

@@ -16,7 +16,7 @@ from model.shapes import SHAPES
 from stream_pretrain.config.sections import ModelConfig
 from stream_pretrain.errors import ConfigError
 from stream_pretrain.model.architecture import Architecture, known_names, resolve
-from stream_pretrain.model.families import from_hugging_face, to_hugging_face
+from stream_pretrain.model.hf_config import from_hugging_face, to_hugging_face
 
 LLAMA = SHAPES["llama"]
 

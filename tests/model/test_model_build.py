@@ -19,7 +19,9 @@ from torch import nn
 from stream_pretrain.config.sections import ModelConfig
 from stream_pretrain.errors import ConfigError
 from stream_pretrain.model.architecture import resolve
-from stream_pretrain.model.build import (
+from stream_pretrain.model.hf_config import to_hugging_face
+from stream_pretrain.model.hf_state_dict import to_hugging_face_tensors
+from stream_pretrain.model.litgpt_model import (
     ForwardSettings,
     PretrainGPT,
     build_model,
@@ -28,8 +30,6 @@ from stream_pretrain.model.build import (
     model_config_yaml,
     model_facts,
 )
-from stream_pretrain.model.families import to_hugging_face
-from stream_pretrain.model.names import to_hugging_face_tensors
 
 MOE = {**SHAPES["llama"], "mlp_class_name": "LLaMAMoE", "n_expert": 4, "n_expert_per_token": 2}
 MOE |= {"moe_intermediate_size": 24}

@@ -12,15 +12,15 @@ from torch.nn.attention.flex_attention import create_mask
 
 from stream_pretrain.config.sections import ComputeConfig, LossConfig, ModelConfig
 from stream_pretrain.errors import ConfigError
-from stream_pretrain.model import mask as masks
-from stream_pretrain.model.build import (
+from stream_pretrain.model import attention_mask as masks
+from stream_pretrain.model.attention_mask import attend, attention_mask, documents_of, positions_of
+from stream_pretrain.model.litgpt_model import (
     ForwardSettings,
     PretrainGPT,
     build_model,
     check_document_mask,
 )
 from stream_pretrain.model.loss import token_loss
-from stream_pretrain.model.mask import attend, attention_mask, documents_of, positions_of
 
 EOS = 256
 CPU = torch.device("cpu")

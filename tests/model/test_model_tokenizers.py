@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from stream_pretrain.model.tokenizers import tokenizer_faults, tokens_by_id
+from stream_pretrain.model.tokenizer_match import tokenizer_faults, tokens_by_id
 
 
 def written(vocabulary: Any, added: dict[int, str] | None = None) -> bytes:

@@ -15,9 +15,13 @@ from torch.distributed.checkpoint.state_dict import (
 
 from stream_pretrain.config.sections import OptimizerConfig
 from stream_pretrain.errors import ConfigError
-from stream_pretrain.optim.build import build_optimizer, check_optimizer, decides_on_device
-from stream_pretrain.optim.groups import named_parameters
+from stream_pretrain.optim.build_optimizer import (
+    build_optimizer,
+    check_optimizer,
+    decides_on_device,
+)
 from stream_pretrain.optim.muon import MuonWithAdamW
+from stream_pretrain.optim.param_groups import named_parameters
 
 
 class Net(nn.Module):

@@ -11,6 +11,7 @@ import torch
 
 from stream_pretrain.config.sections import ComputeConfig
 from stream_pretrain.errors import ConfigError
+from stream_pretrain.runtime.fsdp import BlockSharder
 from stream_pretrain.runtime.launch import (
     _strategy,
     compute_faults,
@@ -19,7 +20,6 @@ from stream_pretrain.runtime.launch import (
     launch,
     requested_world,
 )
-from stream_pretrain.runtime.shard import Sharder
 from stream_pretrain.schema import World
 
 LAUNCHERS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK")
@@ -146,4 +146,4 @@ def test_auto_is_ddp_for_several_ranks_and_nothing_for_one() -> None:
 
 def test_a_group_must_divide_the_ranks() -> None:
     with pytest.raises(ValueError, match="group must divide the 4 ranks, got 3"):
-        Sharder(world_size=4, group=3, device_type="cpu")
+        BlockSharder(world_size=4, group=3, device_type="cpu")

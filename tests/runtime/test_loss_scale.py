@@ -17,10 +17,10 @@ from stream_pretrain.checkpoint.state import TrainState
 from stream_pretrain.config.sections import ModelConfig, OptimizerConfig
 from stream_pretrain.data.batch import Batch
 from stream_pretrain.errors import CheckpointError
-from stream_pretrain.model.build import build_model
-from stream_pretrain.optim.build import build_optimizer
-from stream_pretrain.runtime.control import Control
+from stream_pretrain.model.litgpt_model import build_model
+from stream_pretrain.optim.build_optimizer import build_optimizer
 from stream_pretrain.runtime.loss_scale import LossScale
+from stream_pretrain.runtime.step_sync import StepSync
 from stream_pretrain.schema import World
 from stream_pretrain.train.step import StepResult, Updater
 
@@ -42,7 +42,7 @@ def updater(fabric: Fabric, name: str = "adamw") -> Updater:
         fabric=fabric,
         model=model,
         optimizer=optimizer,
-        control=Control(World()),
+        control=StepSync(World()),
         tokens_per_step=16,
         clip_norm=1.0,
         stream_starts=[0],

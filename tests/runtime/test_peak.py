@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from stream_pretrain.runtime.peak import PEAKS, device_name, peak_flops
+from stream_pretrain.runtime.peak_flops import PEAKS, device_name, peak_flops
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from convert.shards import ShardFormat, encode_shard, index_json
+from convert.output.mds_shards import ShardFormat, encode_shard, index_json
 
 SEQ_LEN = 7
 

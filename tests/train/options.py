@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from nursery import Nursery
+from forked_runs import ForkedRuns
 from runs import steps
 from small import fit_arguments
 
-from stream_pretrain.checkpoint.load import read_model_state
+from stream_pretrain.checkpoint.read_model import read_model_state
 from stream_pretrain.observe.jsonl import read_events
 from stream_pretrain.storage.store import open_store
 
@@ -27,8 +27,8 @@ class Short:
     """Starts runs of six steps; `short("name", compute__strategy="fsdp2", ranks=2)` gives its
     directory."""
 
-    def __init__(self, nursery: Nursery, dataset: Path, root: Path) -> None:
-        self.nursery, self.dataset, self.root = nursery, dataset, root
+    def __init__(self, forked_runs: ForkedRuns, dataset: Path, root: Path) -> None:
+        self.forked_runs, self.dataset, self.root = forked_runs, dataset, root
 
     def arguments(
         self, name: str, *, ranks: int = 1, nodes: int = 1, **changes: object
@@ -44,14 +44,14 @@ class Short:
         """Run to the end, which must be a good one. Again with the same name: the run goes on."""
         arguments = self.arguments(name, ranks=ranks, nodes=nodes, **changes)
         log = self.root / name / "log"
-        done = self.nursery.run(arguments, log, ranks=ranks, nodes=nodes)
+        done = self.forked_runs.run(arguments, log, ranks=ranks, nodes=nodes)
         assert done.codes == [0] * ranks, done.log
         return self.root / name / "run"
 
     def refused(self, name: str, *, code: int = 2, ranks: int = 1, **changes: object) -> str:
         """What a run says that must not start; nothing is written."""
         arguments = self.arguments(name, ranks=ranks, **changes)
-        done = self.nursery.run(arguments, self.root / name / "log", ranks=ranks)
+        done = self.forked_runs.run(arguments, self.root / name / "log", ranks=ranks)
         assert done.codes == [code] * ranks, done.log
         assert "Traceback" not in done.log
         assert not (self.root / name / "run" / "config.yaml").exists()

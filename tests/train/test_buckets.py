@@ -8,13 +8,13 @@ import shutil
 from pathlib import Path
 
 import pytest
-from nursery import Kill, Nursery
+from forked_runs import ForkedRuns, Kill
 from runs import end_of, recorded, steps
 from servers.fault_proxy import FaultProxy
 from servers.s3 import S3Server
 from small import fit_arguments
 
-from stream_pretrain.audit.compare import ending
+from stream_pretrain.audit.compare_runs import ending
 from stream_pretrain.storage.store import open_store
 
 
@@ -40,10 +40,10 @@ def bucket_arguments(bucket: str, machine: Path, **changes: object) -> list[str]
 
 
 @pytest.fixture(scope="module")
-def whole(nursery: Nursery, dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def whole(forked_runs: ForkedRuns, dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same run on local disks, which nobody interrupts."""
     root = tmp_path_factory.mktemp("whole")
-    done = nursery.run(
+    done = forked_runs.run(
         fit_arguments(dataset, root / "run"), root / "log", record=root / "run.samples"
     )
     assert done.code == 0, done.log
@@ -59,15 +59,15 @@ def metrics_of(bucket: str, place: Path) -> Path:
 
 def final(bucket: str) -> tuple[int, str, str]:
     """Step, digest and weights of the newest checkpoint in the bucket."""
-    from stream_pretrain.audit.compare import hash_of
-    from stream_pretrain.checkpoint.load import read_model_state
+    from stream_pretrain.audit.compare_runs import hash_of
+    from stream_pretrain.checkpoint.read_model import read_model_state
 
     tensors, state = read_model_state(open_store(f"{bucket}/run"))
     return state["step"], state["digest"], hash_of(tensors)
 
 
 def test_killed_and_gone_on_elsewhere_with_cold_caches(
-    nursery: Nursery, dataset: Path, whole: Path, s3: S3Server, bucket: str, tmp_path: Path
+    forked_runs: ForkedRuns, dataset: Path, whole: Path, s3: S3Server, bucket: str, tmp_path: Path
 ) -> None:
     upload(dataset, f"{bucket}/data")
     environment = {"S3_ENDPOINT_URL": s3.endpoint}
@@ -79,7 +79,7 @@ def test_killed_and_gone_on_elsewhere_with_cold_caches(
         arguments = bucket_arguments(bucket, machine, data__workers=number % 2)
         # The other machine sees a lease that nobody renews; here both are one host, so it is taken
         # over at once.
-        done = nursery.run(
+        done = forked_runs.run(
             arguments,
             tmp_path / "log",
             kill=kill,
@@ -98,7 +98,7 @@ def test_killed_and_gone_on_elsewhere_with_cold_caches(
 
 
 def test_connections_that_break_do_not_change_what_comes_out(
-    nursery: Nursery,
+    forked_runs: ForkedRuns,
     dataset: Path,
     whole: Path,
     s3: S3Server,
@@ -112,7 +112,7 @@ def test_connections_that_break_do_not_change_what_comes_out(
     fault_proxy.fail("status", "run/checkpoints", methods=("PUT", "POST"), times=4, status=503)
     fault_proxy.fail("lose_answer", "run/checkpoints", methods=("PUT",), times=3)
     fault_proxy.fail("drop", "run/metrics", times=2)
-    done = nursery.run(
+    done = forked_runs.run(
         bucket_arguments(bucket, tmp_path),
         tmp_path / "log",
         environment={"S3_ENDPOINT_URL": fault_proxy.endpoint},
@@ -124,13 +124,13 @@ def test_connections_that_break_do_not_change_what_comes_out(
 
 
 def test_a_bucket_that_is_not_there_is_named(
-    nursery: Nursery, s3: S3Server, bucket: str, dataset: Path, tmp_path: Path
+    forked_runs: ForkedRuns, s3: S3Server, bucket: str, dataset: Path, tmp_path: Path
 ) -> None:
     missing = f"{bucket}-missing"
     arguments = fit_arguments(dataset, tmp_path / "run")
     arguments[arguments.index("--run.dir") + 1] = f"{missing}/run"
     staging = ["--checkpoint.staging", str(tmp_path / "staging")]
-    done = nursery.run(
+    done = forked_runs.run(
         [*arguments, *staging], tmp_path / "log", environment={"S3_ENDPOINT_URL": s3.endpoint}
     )
     assert done.code == 1

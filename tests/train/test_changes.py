@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from nursery import Nursery
+from forked_runs import ForkedRuns
 from runs import end_of, steps
 from small import fit_arguments
 
@@ -18,29 +18,29 @@ REST = {**HALF, "stop__max_steps": 40}
 
 
 @pytest.fixture(scope="module")
-def half(nursery: Nursery, dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def half(forked_runs: ForkedRuns, dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run that has finished 20 steps of a schedule without an end."""
     root = tmp_path_factory.mktemp("half")
-    done = nursery.run(fit_arguments(dataset, root / "run", **HALF), root / "log")
+    done = forked_runs.run(fit_arguments(dataset, root / "run", **HALF), root / "log")
     assert done.code == 0, done.log
     return root / "run"
 
 
 @pytest.fixture(scope="module")
 def full(
-    nursery: Nursery, dataset: Path, half: Path, tmp_path_factory: pytest.TempPathFactory
+    forked_runs: ForkedRuns, dataset: Path, half: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Path:
     """The same run taken on to 40 steps."""
     root = tmp_path_factory.mktemp("full")
     shutil.copytree(half, root / "run")
-    done = nursery.run(fit_arguments(dataset, root / "run", **REST), root / "log")
+    done = forked_runs.run(fit_arguments(dataset, root / "run", **REST), root / "log")
     assert done.code == 0, done.log
     return root / "run"
 
 
-def refused(nursery: Nursery, arguments: list[str], place: Path) -> str:
+def refused(forked_runs: ForkedRuns, arguments: list[str], place: Path) -> str:
     """What a start says that must be refused with exit code 2."""
-    done = nursery.run(arguments, place / "log")
+    done = forked_runs.run(arguments, place / "log")
     assert done.code == 2, done.log
     return done.log
 
@@ -70,7 +70,7 @@ ORDER = {
 def test_another_order_is_refused_with_its_difference(
     changes: dict[str, object],
     line: str,
-    nursery: Nursery,
+    forked_runs: ForkedRuns,
     dataset: Path,
     half: Path,
     tmp_path: Path,
@@ -79,7 +79,7 @@ def test_another_order_is_refused_with_its_difference(
     if "repeat" in settings:
         settings["data__train"] = [{"local": str(dataset), "repeat": settings.pop("repeat")}]
     run = copy_of(half, tmp_path)
-    said = refused(nursery, fit_arguments(dataset, run, **{**REST, **settings}), tmp_path)
+    said = refused(forked_runs, fit_arguments(dataset, run, **{**REST, **settings}), tmp_path)
     name, _, values = line.partition(": ")
     assert f"{name} is {values}" in said
     assert "--run.on_data_change accept" in said
@@ -113,31 +113,31 @@ CONTENT = {
 def test_other_content_is_refused(
     options: tuple[str, ...],
     edit: bool,
-    nursery: Nursery,
+    forked_runs: ForkedRuns,
     dataset: Path,
     half: Path,
     tmp_path: Path,
 ) -> None:
     other = rebuilt(dataset, tmp_path, *options, edit=edit)
     run = copy_of(half, tmp_path)
-    said = refused(nursery, fit_arguments(other, run, **REST), tmp_path)
+    said = refused(forked_runs, fit_arguments(other, run, **REST), tmp_path)
     assert "streams[0].index" in said
 
 
 def test_appended_rows_are_refused(
-    nursery: Nursery, dataset: Path, half: Path, tmp_path: Path
+    forked_runs: ForkedRuns, dataset: Path, half: Path, tmp_path: Path
 ) -> None:
     longer = tmp_path / "longer"
     longer.mkdir()
     lines = (dataset.parent / "corpus.jsonl").read_text()
     (longer / "corpus.jsonl").write_text(lines + json.dumps({"id": "new", "text": "x" * 99}) + "\n")
     other = rebuilt(longer / "tiny", tmp_path)
-    said = refused(nursery, fit_arguments(other, copy_of(half, tmp_path), **REST), tmp_path)
+    said = refused(forked_runs, fit_arguments(other, copy_of(half, tmp_path), **REST), tmp_path)
     assert "streams[0].samples" in said
 
 
 def test_another_tokenizer_is_refused(
-    nursery: Nursery, dataset: Path, half: Path, tmp_path: Path
+    forked_runs: ForkedRuns, dataset: Path, half: Path, tmp_path: Path
 ) -> None:
     corpus = str(dataset.parent / "corpus.jsonl")
     bpe = str(tmp_path / "bpe")
@@ -146,45 +146,45 @@ def test_another_tokenizer_is_refused(
     arguments += ["--seq_len", "16", "--validation", "0.1", "--id_key", "id"]
     assert convert(arguments) == 0
     run = copy_of(half, tmp_path)
-    said = refused(nursery, fit_arguments(tmp_path / "tiny", run, **REST), tmp_path)
+    said = refused(forked_runs, fit_arguments(tmp_path / "tiny", run, **REST), tmp_path)
     assert "streams[0].tokenizer" in said
 
 
 def test_streams_in_another_order_are_refused(
-    nursery: Nursery, dataset: Path, tmp_path: Path
+    forked_runs: ForkedRuns, dataset: Path, tmp_path: Path
 ) -> None:
     other = rebuilt(dataset, tmp_path, edit=True)
     streams = [{"local": str(dataset), "name": "a"}, {"local": str(other), "name": "b"}]
     run = tmp_path / "run"
     changes = {**HALF, "stop__max_steps": 5}
     first = fit_arguments(dataset, run, **changes, data__train=streams)
-    assert nursery.run(first, tmp_path / "log").code == 0
+    assert forked_runs.run(first, tmp_path / "log").code == 0
     swapped = fit_arguments(dataset, run, **REST, data__train=streams[::-1])
-    said = refused(nursery, swapped, tmp_path)
+    said = refused(forked_runs, swapped, tmp_path)
     assert "streams[0].index" in said
     assert "streams[1].index" in said
 
 
 def test_a_moved_dataset_and_other_topology_are_no_change(
-    nursery: Nursery, dataset: Path, half: Path, full: Path, tmp_path: Path
+    forked_runs: ForkedRuns, dataset: Path, half: Path, full: Path, tmp_path: Path
 ) -> None:
     moved = tmp_path / "elsewhere"
     shutil.copytree(dataset, moved)
     run = copy_of(half, tmp_path)
     changes = {"batch__micro_size": 2, "data__workers": 1, "checkpoint__every": 9}
     arguments = fit_arguments(moved, run, **{**REST, **changes})
-    done = nursery.run(arguments, tmp_path / "log")
+    done = forked_runs.run(arguments, tmp_path / "log")
     assert done.code == 0, done.log
     assert end_of(run).digest == end_of(full).digest
 
 
 def test_an_accepted_change_of_data_begins_a_phase_and_the_digest_goes_on(
-    nursery: Nursery, dataset: Path, half: Path, tmp_path: Path
+    forked_runs: ForkedRuns, dataset: Path, half: Path, tmp_path: Path
 ) -> None:
     other = rebuilt(dataset, tmp_path, edit=True)
     run = copy_of(half, tmp_path)
     arguments = fit_arguments(other, run, **REST, run__on_data_change="accept")
-    done = nursery.run(arguments, tmp_path / "log")
+    done = forked_runs.run(arguments, tmp_path / "log")
     assert done.code == 0, done.log
     assert "accepted: streams[0].index" in done.log
     numbers = steps(run)
@@ -193,7 +193,7 @@ def test_an_accepted_change_of_data_begins_a_phase_and_the_digest_goes_on(
     state = json.loads((run / "checkpoints" / "step-00000040" / "state.json").read_text())
     assert [phase["data_step"] for phase in state["phases"]] == [0, 20]
     assert state["phases"][1]["from"] == state["phases"][0]["fingerprint"]
-    replayed = nursery.run(["replay", str(run)], tmp_path / "replay.log")
+    replayed = forked_runs.run(["replay", str(run)], tmp_path / "replay.log")
     assert replayed.code == 0, replayed.log
 
 
@@ -209,29 +209,29 @@ SETTINGS = {
 def test_other_training_settings_are_refused_unless_accepted(
     changes: dict[str, object],
     line: str,
-    nursery: Nursery,
+    forked_runs: ForkedRuns,
     dataset: Path,
     half: Path,
     tmp_path: Path,
 ) -> None:
     run = copy_of(half, tmp_path)
     arguments = fit_arguments(dataset, run, **{**REST, **changes})
-    said = refused(nursery, arguments, tmp_path)
+    said = refused(forked_runs, arguments, tmp_path)
     assert line in said
     assert "--run.on_config_change accept" in said
-    done = nursery.run([*arguments, "--run.on_config_change", "accept"], tmp_path / "log2")
+    done = forked_runs.run([*arguments, "--run.on_config_change", "accept"], tmp_path / "log2")
     assert done.code == 0, done.log
     assert end_of(run).step == 40
 
 
 def test_another_model_is_never_accepted(
-    nursery: Nursery, dataset: Path, half: Path, tmp_path: Path
+    forked_runs: ForkedRuns, dataset: Path, half: Path, tmp_path: Path
 ) -> None:
     run = copy_of(half, tmp_path)
     wider = {"n_layer": 2, "n_head": 2, "n_embd": 32, "block_size": 16, "vocab_size": 257}
     arguments = fit_arguments(dataset, run, **REST, model__config=wider)
     accepting = ["--run.on_data_change", "accept", "--run.on_config_change", "accept"]
-    said = refused(nursery, [*arguments, *accepting], tmp_path)
+    said = refused(forked_runs, [*arguments, *accepting], tmp_path)
     assert "may not change within a run" in said
 
 
@@ -242,45 +242,45 @@ def test_each_further_start_writes_its_own_configuration(half: Path, full: Path)
 
 
 def test_a_longer_run_of_an_open_schedule_is_the_run_that_was_long_from_the_start(
-    nursery: Nursery, dataset: Path, full: Path, tmp_path: Path
+    forked_runs: ForkedRuns, dataset: Path, full: Path, tmp_path: Path
 ) -> None:
     arguments = fit_arguments(dataset, tmp_path / "run", **REST, evaluation__at_end=True)
-    assert nursery.run(arguments, tmp_path / "log").code == 0
+    assert forked_runs.run(arguments, tmp_path / "log").code == 0
     assert steps(tmp_path / "run") == steps(full)
     assert end_of(tmp_path / "run").weights == end_of(full).weights
 
 
 def test_a_run_whose_checkpoints_are_all_damaged_is_not_begun_again_over_them(
-    nursery: Nursery, dataset: Path, half: Path, tmp_path: Path
+    forked_runs: ForkedRuns, dataset: Path, half: Path, tmp_path: Path
 ) -> None:
     run = copy_of(half, tmp_path)
     receipts = sorted((run / "checkpoints").glob("step-*/receipt.json"))
     for receipt in receipts:
         receipt.write_text("{")
     before = (run / "metrics.jsonl").read_bytes()
-    done = nursery.run(fit_arguments(dataset, run, **REST), tmp_path / "log")
+    done = forked_runs.run(fit_arguments(dataset, run, **REST), tmp_path / "log")
     assert done.code == 1
     assert f"none of the {len(receipts)} checkpoints (the newest: step 20) is whole" in done.log
     assert (run / "metrics.jsonl").read_bytes() == before
 
 
 def test_a_run_begun_again_without_its_checkpoints_says_so(
-    nursery: Nursery, dataset: Path, half: Path, tmp_path: Path
+    forked_runs: ForkedRuns, dataset: Path, half: Path, tmp_path: Path
 ) -> None:
     run = copy_of(half, tmp_path)
     shutil.rmtree(run / "checkpoints")
-    done = nursery.run(fit_arguments(dataset, run, **REST), tmp_path / "log")
+    done = forked_runs.run(fit_arguments(dataset, run, **REST), tmp_path / "log")
     assert done.code == 0
     assert "begun before, and without a checkpoint: starting at step 0" in done.log
 
 
 def test_a_tokenizer_that_is_not_the_datas_is_refused(
-    nursery: Nursery, dataset: Path, tmp_path: Path
+    forked_runs: ForkedRuns, dataset: Path, tmp_path: Path
 ) -> None:
     other = tmp_path / "tiny"
     shutil.copytree(dataset, other)
     file = other / "tokenizer" / "tokenizer.json"
     file.write_text(file.read_text().replace('"a"', '"QQ"', 1))
-    said = refused(nursery, fit_arguments(other, tmp_path / "run"), tmp_path)
+    said = refused(forked_runs, fit_arguments(other, tmp_path / "run"), tmp_path)
     assert "tokenizer.json" in said
     assert "the card says" in said

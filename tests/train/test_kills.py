@@ -9,12 +9,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from nursery import Kill, Nursery
+from forked_runs import ForkedRuns, Kill
 from runs import assert_same, end_of, recorded, steps
 from small import STEPS_PER_EPOCH, TOTAL_STEPS, fit_arguments
 
+from stream_pretrain.data.epoch_order import epoch_steps
 from stream_pretrain.data.index import read_index
-from stream_pretrain.data.replay import epoch_steps
 from stream_pretrain.observe.jsonl import read_events
 from stream_pretrain.order import Order
 from stream_pretrain.storage.store import open_store
@@ -23,23 +23,25 @@ KILLED = -9
 
 
 @pytest.fixture(scope="module")
-def whole(nursery: Nursery, dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def whole(forked_runs: ForkedRuns, dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run that nobody interrupts."""
     root = tmp_path_factory.mktemp("whole")
-    done = nursery.run(
+    done = forked_runs.run(
         fit_arguments(dataset, root / "run"), root / "log", record=root / "run.samples"
     )
     assert done.code == 0, done.log
     return root / "run"
 
 
-def finish(nursery: Nursery, arguments: list[str], place: Path, kills: list[Kill]) -> list[int]:
+def finish(
+    forked_runs: ForkedRuns, arguments: list[str], place: Path, kills: list[Kill]
+) -> list[int]:
     """Run with each kill in turn, then to the end; returns the exit codes of the killed starts."""
     codes = [
-        nursery.run(arguments, place / "log", kill=kill, record=place / "samples").code
+        forked_runs.run(arguments, place / "log", kill=kill, record=place / "samples").code
         for kill in kills
     ]
-    done = nursery.run(arguments, place / "log", record=place / "samples")
+    done = forked_runs.run(arguments, place / "log", record=place / "samples")
     assert done.code == 0, done.log
     return codes
 
@@ -65,42 +67,42 @@ INSTANTS = {
 
 @pytest.mark.parametrize("kills", INSTANTS.values(), ids=INSTANTS.keys())
 def test_a_killed_run_ends_as_if_never_killed(
-    kills: list[Kill], nursery: Nursery, dataset: Path, whole: Path, tmp_path: Path
+    kills: list[Kill], forked_runs: ForkedRuns, dataset: Path, whole: Path, tmp_path: Path
 ) -> None:
-    codes = finish(nursery, fit_arguments(dataset, tmp_path / "run"), tmp_path, kills)
+    codes = finish(forked_runs, fit_arguments(dataset, tmp_path / "run"), tmp_path, kills)
     assert codes == [KILLED] * len(kills)
     assert_same(tmp_path / "run", whole)
     assert recorded(tmp_path / "samples") == recorded(whole.with_suffix(".samples"))
 
 
 def test_a_run_killed_at_random_times_ends_as_if_never_killed(
-    nursery: Nursery, dataset: Path, whole: Path, tmp_path: Path
+    forked_runs: ForkedRuns, dataset: Path, whole: Path, tmp_path: Path
 ) -> None:
     chance = random.Random(5)
     arguments = fit_arguments(dataset, tmp_path / "run")
     for _ in range(6):
-        nursery.run(arguments, tmp_path / "log", kill_after_s=chance.uniform(0.05, 1.2))
-    assert nursery.run(arguments, tmp_path / "log").code == 0
+        forked_runs.run(arguments, tmp_path / "log", kill_after_s=chance.uniform(0.05, 1.2))
+    assert forked_runs.run(arguments, tmp_path / "log").code == 0
     assert_same(tmp_path / "run", whole)
 
 
 def test_workers_do_not_change_what_a_killed_run_ends_with(
-    nursery: Nursery, dataset: Path, whole: Path, tmp_path: Path
+    forked_runs: ForkedRuns, dataset: Path, whole: Path, tmp_path: Path
 ) -> None:
     arguments = fit_arguments(dataset, tmp_path / "run", data__workers=2)
-    finish(nursery, arguments, tmp_path, [Kill("counted", LAST + 3)])
+    finish(forked_runs, arguments, tmp_path, [Kill("counted", LAST + 3)])
     assert_same(tmp_path / "run", whole)
 
 
 def test_a_stop_at_ninety_percent_does_not_become_the_start_of_later_epochs(
-    nursery: Nursery, dataset: Path, tmp_path: Path
+    forked_runs: ForkedRuns, dataset: Path, tmp_path: Path
 ) -> None:
     """The bug that this program was born from: later epochs saw only the last tenth of the data."""
     ninety = round(0.9 * LAST)
     # Synchronous, so that the checkpoint is whole when the process is killed.
     saves = {"checkpoint__every": ninety, "checkpoint__asynchronous": "false"}
     arguments = fit_arguments(dataset, tmp_path / "run", **saves)
-    finish(nursery, arguments, tmp_path, [Kill("saved", 1)])
+    finish(forked_runs, arguments, tmp_path, [Kill("saved", 1)])
     starts = [e for e in read_events(tmp_path / "run" / "metrics.jsonl") if e["event"] == "resume"]
     assert [start["step"] for start in starts] == [ninety]
     taken = recorded(tmp_path / "samples")
@@ -135,11 +137,11 @@ def test_the_first_samples_of_epochs_differ(whole: Path) -> None:
 
 
 def test_a_finished_run_started_again_does_nothing_and_says_so(
-    nursery: Nursery, dataset: Path, whole: Path, tmp_path: Path
+    forked_runs: ForkedRuns, dataset: Path, whole: Path, tmp_path: Path
 ) -> None:
     before = (whole / "metrics.jsonl").read_bytes()
     end = end_of(whole)
-    done = nursery.run(fit_arguments(dataset, whole), tmp_path / "log")
+    done = forked_runs.run(fit_arguments(dataset, whole), tmp_path / "log")
     assert done.code == 0
     assert f"finished at step {TOTAL_STEPS}" in done.log
     assert (whole / "metrics.jsonl").read_bytes() == before

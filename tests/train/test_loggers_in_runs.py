@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from nursery import Kill, Nursery
+from forked_runs import ForkedRuns, Kill
 from options import Short
 from runs import assert_same, evaluations, steps
 from test_loggers import tensorboard_points
@@ -24,8 +24,10 @@ REPEATED = ("loss", "lr", "grad_norm", "epoch", "sample_in_epoch", "tokens")
 
 
 @pytest.fixture(scope="module")
-def short(nursery: Nursery, dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Short:
-    return Short(nursery, dataset, tmp_path_factory.mktemp("loggers"))
+def short(
+    forked_runs: ForkedRuns, dataset: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Short:
+    return Short(forked_runs, dataset, tmp_path_factory.mktemp("loggers"))
 
 
 @pytest.fixture(scope="module")
@@ -87,27 +89,27 @@ KILLS = {
 def test_every_step_once_after_kills(
     kills: list[Kill], short: Short, whole: Path, tmp_path: Path
 ) -> None:
-    own = Short(short.nursery, short.dataset, tmp_path)
+    own = Short(short.forked_runs, short.dataset, tmp_path)
     arguments = own.arguments("run", **LOGGED)
     for kill in kills:
-        assert own.nursery.run(arguments, tmp_path / "log", kill=kill).code == -9
+        assert own.forked_runs.run(arguments, tmp_path / "log", kill=kill).code == -9
     assert_every_step_once(own("run", **LOGGED), whole)
 
 
 @pytest.mark.slow
 def test_every_step_once_with_two_ranks(short: Short, tmp_path: Path) -> None:
-    own = Short(short.nursery, short.dataset, tmp_path)
+    own = Short(short.forked_runs, short.dataset, tmp_path)
     unbroken = own("whole", ranks=2, **LOGGED)
     arguments = own.arguments("run", ranks=2, **LOGGED)
     for kill in (Kill("updated", 8), Kill("counted", 6, rank=1)):
-        own.nursery.run(arguments, tmp_path / "log", ranks=2, kill=kill)
+        own.forked_runs.run(arguments, tmp_path / "log", ranks=2, kill=kill)
     assert_every_step_once(own("run", ranks=2, **LOGGED), unbroken)
 
 
 def test_a_logger_that_is_added_at_a_resume_gets_every_step(
     short: Short, whole: Path, tmp_path: Path
 ) -> None:
-    own = Short(short.nursery, short.dataset, tmp_path)
+    own = Short(short.forked_runs, short.dataset, tmp_path)
     plain = own.arguments("run", **{**LOGGED, "logging__loggers": []})
-    assert own.nursery.run(plain, tmp_path / "log", kill=Kill("updated", 8)).code == -9
+    assert own.forked_runs.run(plain, tmp_path / "log", kill=Kill("updated", 8)).code == -9
     assert_every_step_once(own("run", **LOGGED), whole)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from nursery import Kill, Nursery
+from forked_runs import ForkedRuns, Kill
 from runs import assert_same, end_of, recorded, steps
 from small import fit_arguments
 
@@ -72,12 +72,12 @@ def stream_of(sample: int, counts: dict[str, int]) -> str:
 
 @pytest.fixture(scope="module")
 def whole(
-    nursery: Nursery, streams: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
+    forked_runs: ForkedRuns, streams: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
 ) -> Path:
     """A run over three weighted streams that nobody interrupts: two epochs."""
     root = tmp_path_factory.mktemp("whole")
     arguments = fit_arguments(Path(), root / "run", data__train=mix(streams), stop__max_epochs=2)
-    done = nursery.run(arguments, root / "log", record=root / "samples")
+    done = forked_runs.run(arguments, root / "log", record=root / "samples")
     assert done.code == 0, done.log
     return root / "run"
 
@@ -106,12 +106,12 @@ def test_weights_give_exact_shares_of_every_epoch(whole: Path, streams: dict[str
 
 
 def test_repeats_give_exact_shares_of_every_epoch(
-    nursery: Nursery, streams: dict[str, Path], tmp_path: Path
+    forked_runs: ForkedRuns, streams: dict[str, Path], tmp_path: Path
 ) -> None:
     repeats = {"web": 0.5, "code": 3.0, "books": None}
     train = [{"local": str(p), "name": n, "repeat": repeats[n]} for n, p in streams.items()]
     arguments = fit_arguments(Path(), tmp_path / "run", data__train=train, stop__max_epochs=2)
-    done = nursery.run(arguments, tmp_path / "log", record=tmp_path / "samples")
+    done = forked_runs.run(arguments, tmp_path / "log", record=tmp_path / "samples")
     assert done.code == 0, done.log
     counts = sizes(streams)
     drawn = samples_drawn([*counts.values()], GLOBAL_BATCH, repeats=[*repeats.values()])
@@ -120,7 +120,7 @@ def test_repeats_give_exact_shares_of_every_epoch(
 
 
 def test_stratified_batching_gives_every_step_the_same_shares_also_after_a_kill(
-    nursery: Nursery, streams: dict[str, Path], tmp_path: Path
+    forked_runs: ForkedRuns, streams: dict[str, Path], tmp_path: Path
 ) -> None:
     counts, digests = sizes(streams), []
     for micro_size in (8, 2):
@@ -135,11 +135,11 @@ def test_stratified_batching_gives_every_step_the_same_shares_also_after_a_kill(
             stop__max_epochs=2,
         )
         if micro_size == 2:
-            killed = nursery.run(
+            killed = forked_runs.run(
                 arguments, place / "log", kill=Kill("counted", 27), record=place / "samples"
             )
             assert killed.code == -9
-        done = nursery.run(arguments, place / "log", record=place / "samples")
+        done = forked_runs.run(arguments, place / "log", record=place / "samples")
         assert done.code == 0, done.log
         for ids in recorded(place / "samples").values():
             shares = Counter(stream_of(i, counts) for i in ids)
@@ -177,7 +177,7 @@ KILLS = {
 def test_a_killed_mixture_ends_as_if_never_killed(
     kills: list[Kill],
     changes: dict[str, object],
-    nursery: Nursery,
+    forked_runs: ForkedRuns,
     streams: dict[str, Path],
     whole: Path,
     tmp_path: Path,
@@ -185,8 +185,8 @@ def test_a_killed_mixture_ends_as_if_never_killed(
     settings = {"data__train": mix(streams), "stop__max_epochs": 2, **changes}
     arguments = fit_arguments(Path(), tmp_path / "run", **settings)
     for kill in kills:
-        assert nursery.run(arguments, tmp_path / "log", kill=kill).code == -9
-    done = nursery.run(arguments, tmp_path / "log")
+        assert forked_runs.run(arguments, tmp_path / "log", kill=kill).code == -9
+    done = forked_runs.run(arguments, tmp_path / "log")
     assert done.code == 0, done.log
     assert_same(tmp_path / "run", whole)
     by_stream = ("stream_tokens", "stream_epochs", "stream_loss")
@@ -197,10 +197,10 @@ def test_a_killed_mixture_ends_as_if_never_killed(
 
 
 def test_two_ranks_count_what_one_does(
-    nursery: Nursery, streams: dict[str, Path], whole: Path, tmp_path: Path
+    forked_runs: ForkedRuns, streams: dict[str, Path], whole: Path, tmp_path: Path
 ) -> None:
     settings = {"data__train": mix(streams), "stop__max_epochs": 2, "compute__devices": 2}
-    done = nursery.run(
+    done = forked_runs.run(
         fit_arguments(Path(), tmp_path / "run", **settings), tmp_path / "log", ranks=2
     )
     assert done.codes == [0, 0], done.log
@@ -215,12 +215,12 @@ def test_two_ranks_count_what_one_does(
 
 @pytest.fixture(scope="module")
 def half(
-    nursery: Nursery, streams: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
+    forked_runs: ForkedRuns, streams: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
 ) -> Path:
     """Thirteen steps of the usual mix, with a schedule that has no end."""
     root = tmp_path_factory.mktemp("half")
     settings = {**OPEN, "data__train": mix(streams), "stop__max_steps": 13}
-    done = nursery.run(fit_arguments(Path(), root / "run", **settings), root / "log")
+    done = forked_runs.run(fit_arguments(Path(), root / "run", **settings), root / "log")
     assert done.code == 0, done.log
     return root / "run"
 
@@ -235,12 +235,14 @@ def go_on(half: Path, place: Path, train: list[dict[str, Any]], *, accept: bool)
 
 
 def test_other_weights_are_refused_field_by_field(
-    nursery: Nursery, half: Path, streams: dict[str, Path], tmp_path: Path
+    forked_runs: ForkedRuns, half: Path, streams: dict[str, Path], tmp_path: Path
 ) -> None:
     counts = [*sizes(streams).values()]
     before = samples_drawn(counts, GLOBAL_BATCH, weights=[1.0, 2.0, 0.5])
     after = samples_drawn(counts, GLOBAL_BATCH, weights=[2.0, 2.0, 0.5])
-    done = nursery.run(go_on(half, tmp_path, mix(streams, web=2.0), accept=False), tmp_path / "log")
+    done = forked_runs.run(
+        go_on(half, tmp_path, mix(streams, web=2.0), accept=False), tmp_path / "log"
+    )
     assert done.code == 2
     for place in range(3):
         assert f"data streams[{place}].drawn is {before[place]} -> {after[place]}" in done.log
@@ -248,28 +250,30 @@ def test_other_weights_are_refused_field_by_field(
 
 
 def test_another_order_of_streams_is_refused(
-    nursery: Nursery, half: Path, streams: dict[str, Path], tmp_path: Path
+    forked_runs: ForkedRuns, half: Path, streams: dict[str, Path], tmp_path: Path
 ) -> None:
-    done = nursery.run(go_on(half, tmp_path, mix(streams)[::-1], accept=False), tmp_path / "log")
+    done = forked_runs.run(
+        go_on(half, tmp_path, mix(streams)[::-1], accept=False), tmp_path / "log"
+    )
     assert done.code == 2
     assert "data streams[0].index is" in done.log
     assert "data streams[1].index is" not in done.log
 
 
 def test_a_stream_left_out_is_refused_with_all_it_had(
-    nursery: Nursery, half: Path, streams: dict[str, Path], tmp_path: Path
+    forked_runs: ForkedRuns, half: Path, streams: dict[str, Path], tmp_path: Path
 ) -> None:
-    done = nursery.run(go_on(half, tmp_path, mix(streams)[:2], accept=False), tmp_path / "log")
+    done = forked_runs.run(go_on(half, tmp_path, mix(streams)[:2], accept=False), tmp_path / "log")
     assert done.code == 2
     samples = sizes(streams)["books"]
     assert f"data streams[2].samples is {samples} -> None" in done.log
 
 
 def test_a_renamed_stream_is_no_change_and_goes_on_being_counted(
-    nursery: Nursery, half: Path, streams: dict[str, Path], tmp_path: Path
+    forked_runs: ForkedRuns, half: Path, streams: dict[str, Path], tmp_path: Path
 ) -> None:
     renamed = [{**stream, "name": stream["name"].upper()} for stream in mix(streams)]
-    done = nursery.run(go_on(half, tmp_path, renamed, accept=False), tmp_path / "log")
+    done = forked_runs.run(go_on(half, tmp_path, renamed, accept=False), tmp_path / "log")
     assert done.code == 0, done.log
     last = step_events(tmp_path / "run")[-1]
     assert set(last["stream_tokens"]) == {"WEB", "CODE", "BOOKS"}
@@ -278,11 +282,14 @@ def test_a_renamed_stream_is_no_change_and_goes_on_being_counted(
 
 @pytest.fixture(scope="module")
 def remixed(
-    nursery: Nursery, half: Path, streams: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
+    forked_runs: ForkedRuns,
+    half: Path,
+    streams: dict[str, Path],
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> Path:
     """`half` taken on to step END with other weights, in one go."""
     root = tmp_path_factory.mktemp("remixed")
-    done = nursery.run(
+    done = forked_runs.run(
         go_on(half, root, mix(streams, web=4.0), accept=True), root / "log", record=root / "samples"
     )
     assert done.code == 0, done.log
@@ -297,7 +304,7 @@ def state_of(run: Path, step: int) -> dict[str, Any]:
 
 
 def test_an_accepted_mix_is_a_recorded_phase_and_the_digest_goes_on(
-    nursery: Nursery, half: Path, remixed: Path, tmp_path: Path
+    forked_runs: ForkedRuns, half: Path, remixed: Path, tmp_path: Path
 ) -> None:
     state = state_of(remixed, END)
     assert [(p["phase"], p["step"], p["data_step"]) for p in state["phases"]] == [
@@ -308,7 +315,7 @@ def test_an_accepted_mix_is_a_recorded_phase_and_the_digest_goes_on(
     numbers = steps(remixed)
     assert numbers[13]["digest"] == end_of(half).digest
     assert (numbers[14]["epoch"], numbers[14]["sample_in_epoch"]) == (0, GLOBAL_BATCH)
-    replayed = nursery.run(["replay", str(remixed)], tmp_path / "log")
+    replayed = forked_runs.run(["replay", str(remixed)], tmp_path / "log")
     assert replayed.code == 0, replayed.log
     assert end_of(remixed).digest in replayed.log
 
@@ -330,28 +337,28 @@ def test_a_new_phase_has_the_new_shares_and_counts_on(
 
 
 def test_kills_around_a_change_of_mix_leave_no_trace(
-    nursery: Nursery, half: Path, remixed: Path, streams: dict[str, Path], tmp_path: Path
+    forked_runs: ForkedRuns, half: Path, remixed: Path, streams: dict[str, Path], tmp_path: Path
 ) -> None:
     """Until the new phase has saved something it must be accepted again; then it is the run's."""
     arguments = go_on(half, tmp_path, mix(streams, web=4.0), accept=True)
     for kill in (Kill("taken", 1), Kill("updated", 2), Kill("saved", 1), Kill("counted", 6)):
-        assert nursery.run(arguments, tmp_path / "log", kill=kill).code == -9
+        assert forked_runs.run(arguments, tmp_path / "log", kill=kill).code == -9
     for settings in (arguments, arguments[:-2]):
-        done = nursery.run(settings, tmp_path / "log")
+        done = forked_runs.run(settings, tmp_path / "log")
         assert done.code == 0, done.log
     assert_same(tmp_path / "run", remixed)
     assert [p["data_step"] for p in state_of(tmp_path / "run", END)["phases"]] == [0, 13]
 
 
 def test_a_stream_that_comes_back_is_counted_from_where_it_was(
-    nursery: Nursery, half: Path, streams: dict[str, Path], tmp_path: Path
+    forked_runs: ForkedRuns, half: Path, streams: dict[str, Path], tmp_path: Path
 ) -> None:
     without = go_on(half, tmp_path, mix(streams)[:2], accept=True)
     at = without.index("--stop.max_steps") + 1
-    assert nursery.run([*without[:at], "20", *without[at + 1 :]], tmp_path / "log").code == 0
+    assert forked_runs.run([*without[:at], "20", *without[at + 1 :]], tmp_path / "log").code == 0
     middle = step_events(tmp_path / "run")[-1]
     assert set(middle["stream_tokens"]) == {"web", "code"}
-    done = nursery.run(go_on(half, tmp_path, mix(streams), accept=True), tmp_path / "log")
+    done = forked_runs.run(go_on(half, tmp_path, mix(streams), accept=True), tmp_path / "log")
     assert done.code == 0, done.log
     last = step_events(tmp_path / "run")[-1]
     assert sum(last["stream_tokens"].values()) == last["tokens"]

@@ -11,9 +11,9 @@ from lightning.fabric import Fabric
 
 from stream_pretrain.config.sections import ModelConfig, OptimizerConfig
 from stream_pretrain.data.batch import Batch
-from stream_pretrain.model.build import build_model
-from stream_pretrain.optim.build import build_optimizer
-from stream_pretrain.runtime.control import Control
+from stream_pretrain.model.litgpt_model import build_model
+from stream_pretrain.optim.build_optimizer import build_optimizer
+from stream_pretrain.runtime.step_sync import StepSync
 from stream_pretrain.schema import World
 from stream_pretrain.train.step import StepResult, Updater
 
@@ -29,7 +29,7 @@ def one_update(micro: int, fabric: Fabric) -> tuple[StepResult, dict[str, torch.
         fabric=fabric,
         model=fabric.setup_module(network),
         optimizer=build_optimizer(network, sgd),
-        control=Control(World()),
+        control=StepSync(World()),
         tokens_per_step=32,
         clip_norm=None,
         stream_starts=[0, 2],

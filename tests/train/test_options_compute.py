@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from nursery import Kill, Nursery
+from forked_runs import ForkedRuns, Kill
 from options import Short, events, losses, weights
 from runs import assert_same, end_of, steps
 
@@ -16,8 +16,10 @@ SLOW = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def short(nursery: Nursery, dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Short:
-    return Short(nursery, dataset, tmp_path_factory.mktemp("options"))
+def short(
+    forked_runs: ForkedRuns, dataset: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Short:
+    return Short(forked_runs, dataset, tmp_path_factory.mktemp("options"))
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +61,9 @@ QUICK = ("fsdp2", "hsdp in groups of two", "recomputed blocks", "deterministic k
 def test_how_it_is_computed_does_not_change_what_is_learnt(
     ranks: int, nodes: int, changes: dict[str, object], short: Short, plain: Path, tmp_path: Path
 ) -> None:
-    run = Short(short.nursery, short.dataset, tmp_path)("run", ranks=ranks, nodes=nodes, **changes)
+    run = Short(short.forked_runs, short.dataset, tmp_path)(
+        "run", ranks=ranks, nodes=nodes, **changes
+    )
     assert losses(run) == pytest.approx(losses(plain), abs=LOSS_TOLERANCE)
     assert weights(run).keys() == weights(plain).keys()
     start = events(run, "start")[0]
@@ -155,7 +159,7 @@ def test_compiled_blocks_compute_the_same_and_keep_their_names(
     ranks: int, changes: dict[str, object], short: Short, plain: Path, tmp_path: Path
 ) -> None:
     """A compiled run is then continued without, in one process: its checkpoint is like any."""
-    own = Short(short.nursery, short.dataset, tmp_path)
+    own = Short(short.forked_runs, short.dataset, tmp_path)
     run = own("run", ranks=ranks, compute__compile=True, **changes)
     assert losses(run) == pytest.approx(losses(plain), abs=LOSS_TOLERANCE)
     assert weights(run).keys() == weights(plain).keys()
@@ -181,10 +185,10 @@ def test_tied_embeddings_stay_tied_over_a_resume(
     settings = {"model__tie_embeddings": True, "compute__strategy": strategy, "ranks": ranks}
     settings["checkpoint__asynchronous"] = False
     whole = short(f"tied-{strategy}", **settings)
-    own = Short(short.nursery, short.dataset, tmp_path)
+    own = Short(short.forked_runs, short.dataset, tmp_path)
     for kill in (Kill("updated", 5), None):  # the second start finds step 3
         arguments = own.arguments("run", **settings)
-        own.nursery.run(arguments, tmp_path / "log", ranks=ranks, kill=kill)
+        own.forked_runs.run(arguments, tmp_path / "log", ranks=ranks, kill=kill)
     assert_same(tmp_path / "run" / "run", whole)
     tensors = weights(whole)
     assert torch.equal(tensors["lm_head.weight"], tensors["transformer.wte.weight"])
@@ -199,6 +203,6 @@ def test_a_run_may_change_its_precision_but_not_what_its_weights_are_kept_in(sho
     run = short("precision", **open_end, compute__precision="bf16-mixed", stop__max_steps=5)
     assert sorted(steps(run)) == list(range(1, 6))
     arguments = short.arguments("precision", **open_end, compute__precision="bf16-true")
-    done = short.nursery.run(arguments, short.root / "precision" / "log")
+    done = short.forked_runs.run(arguments, short.root / "precision" / "log")
     assert done.code == 2
     assert "weights is float32 -> bfloat16: may not change within a run" in done.log

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from nursery import Nursery
+from forked_runs import ForkedRuns
 from options import events
 from run_fixtures import WORDS
 
@@ -69,12 +69,12 @@ def arguments(name: str, dataset: Path, run: Path) -> list[str]:
 
 @pytest.mark.parametrize("name", FILES)
 def test_a_file_is_planned_on_data_of_its_length(
-    name: str, nursery: Nursery, dataset_of: Callable[[int, int], Path], tmp_path: Path
+    name: str, forked_runs: ForkedRuns, dataset_of: Callable[[int, int], Path], tmp_path: Path
 ) -> None:
     _, seq_len, samples = FILES[name]
     dataset = dataset_of(seq_len, samples)
     log = tmp_path / "log"
-    done = nursery.run(["plan", *arguments(name, dataset, tmp_path / "run")], log)
+    done = forked_runs.run(["plan", *arguments(name, dataset, tmp_path / "run")], log)
     assert done.code == 0, done.log
     planned = json.loads(done.log[done.log.index("{\n") :])
     assert planned["seq_len"] == seq_len
@@ -99,12 +99,12 @@ SMALL = {
     [pytest.param(n, marks=pytest.mark.slow if n.startswith("llama") else ()) for n in SMALL],
 )
 def test_a_small_file_runs(
-    name: str, nursery: Nursery, dataset_of: Callable[[int, int], Path], tmp_path: Path
+    name: str, forked_runs: ForkedRuns, dataset_of: Callable[[int, int], Path], tmp_path: Path
 ) -> None:
     _, seq_len, samples = FILES[name]
     given = arguments(name, dataset_of(seq_len, samples), tmp_path / "run")
     given += ["--stop.max_steps", "3", "--evaluation.batches", "1", "--data.workers", "0"]
-    done = nursery.run(["fit", *given, *SMALL[name]], tmp_path / "log")
+    done = forked_runs.run(["fit", *given, *SMALL[name]], tmp_path / "log")
     assert done.code == 0, done.log
     found = [event["loss"] for event in events(tmp_path / "run", "step")]
     assert len(found) == 3

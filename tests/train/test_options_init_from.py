@@ -7,18 +7,20 @@ from pathlib import Path
 
 import pytest
 import torch
-from nursery import Kill, Nursery
+from forked_runs import ForkedRuns, Kill
 from options import Short, events, weights
 from runs import assert_same
 
 from stream_pretrain.export.litgpt import export_litgpt
-from stream_pretrain.export.source import read_trained
+from stream_pretrain.export.trained_model import read_trained_model
 from stream_pretrain.storage.store import open_store
 
 
 @pytest.fixture(scope="module")
-def short(nursery: Nursery, dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Short:
-    return Short(nursery, dataset, tmp_path_factory.mktemp("init-from"))
+def short(
+    forked_runs: ForkedRuns, dataset: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Short:
+    return Short(forked_runs, dataset, tmp_path_factory.mktemp("init-from"))
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +38,7 @@ def test_a_run_begins_where_another_ended_and_reads_it_once(
 ) -> None:
     """The architecture comes from the directory; after a kill the weights there are not missed."""
     source = tmp_path / "exported"
-    export_litgpt(read_trained(open_store(first), None), source)
+    export_litgpt(read_trained_model(open_store(first), None), source)
     settings: dict[str, object] = {
         "model__config": "null",
         "model__init_from": source,
@@ -44,13 +46,13 @@ def test_a_run_begins_where_another_ended_and_reads_it_once(
         "checkpoint__asynchronous": False,
         "compute__strategy": strategy,
     }
-    own = Short(short.nursery, short.dataset, tmp_path)
+    own = Short(short.forked_runs, short.dataset, tmp_path)
     whole = own("whole", ranks=ranks, **settings)
     started = events(whole, "evaluation")[0]
     assert started["step"] == 0
     ended = events(first, "evaluation")[-1]["loss"]
     assert started["loss"] == pytest.approx(ended, abs=0 if ranks == 1 else 1e-6)
-    killed = own.nursery.run(
+    killed = own.forked_runs.run(
         own.arguments("killed", ranks=ranks, **settings),
         tmp_path / "log",
         ranks=ranks,
@@ -65,10 +67,10 @@ def test_weights_of_another_architecture_are_refused(
     short: Short, first: Path, tmp_path: Path
 ) -> None:
     source = tmp_path / "exported"
-    export_litgpt(read_trained(open_store(first), None), source)
+    export_litgpt(read_trained_model(open_store(first), None), source)
     other = {"n_layer": 3, "n_head": 2, "n_embd": 16, "block_size": 16, "vocab_size": 257}
     other["padded_vocab_size"] = 320
-    own = Short(short.nursery, short.dataset, tmp_path)
+    own = Short(short.forked_runs, short.dataset, tmp_path)
     said = own.refused("run", model__config=other, model__init_from=source)
     assert "Choose a checkpoint of this architecture" in said
 
@@ -77,7 +79,7 @@ def test_weights_of_another_tokenizer_are_refused(
     short: Short, first: Path, tmp_path: Path
 ) -> None:
     source = tmp_path / "exported"
-    export_litgpt(read_trained(open_store(first), None), source)
+    export_litgpt(read_trained_model(open_store(first), None), source)
     file = source / "tokenizer.json"
     body = json.loads(file.read_text())
     body["model"]["vocab"] = {
@@ -85,7 +87,7 @@ def test_weights_of_another_tokenizer_are_refused(
         for token, number in body["model"]["vocab"].items()
     }
     file.write_text(json.dumps(body))
-    own = Short(short.nursery, short.dataset, tmp_path)
+    own = Short(short.forked_runs, short.dataset, tmp_path)
     said = own.refused("run", model__init_from=source, loss__chunk=64)
     assert "2 faults" in said
     assert "its tokenizer.json is not the data's" in said
@@ -93,7 +95,7 @@ def test_weights_of_another_tokenizer_are_refused(
 
 def test_the_first_weights_are_the_same_on_every_strategy(short: Short, tmp_path: Path) -> None:
     """A rate of almost nothing and a save after one step show them."""
-    own = Short(short.nursery, short.dataset, tmp_path)
+    own = Short(short.forked_runs, short.dataset, tmp_path)
     still: dict[str, object] = {"stop__max_steps": 1, "schedule__warmup": 1, "optimizer__lr": 1e-30}
     alone = weights(own("alone", **still))
     sharded = weights(own("sharded", ranks=2, compute__strategy="fsdp2", **still))

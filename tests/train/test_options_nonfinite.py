@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from nursery import Kill, Nursery
+from forked_runs import ForkedRuns, Kill
 from options import Short, events, weights
 from runs import end_of, steps
 
 from stream_pretrain.export.litgpt import export_litgpt
-from stream_pretrain.export.source import read_trained
+from stream_pretrain.export.trained_model import read_trained_model
 from stream_pretrain.storage.store import open_store
 
 BAD_BYTE = ord("v")
@@ -32,15 +32,17 @@ CHANGES: dict[str, object] = {
 
 
 @pytest.fixture(scope="module")
-def short(nursery: Nursery, dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Short:
-    return Short(nursery, dataset, tmp_path_factory.mktemp("nonfinite"))
+def short(
+    forked_runs: ForkedRuns, dataset: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Short:
+    return Short(forked_runs, dataset, tmp_path_factory.mktemp("nonfinite"))
 
 
 @pytest.fixture(scope="module")
 def poisoned(short: Short) -> Path:
     """A LitGPT checkpoint in which one byte has an infinite embedding."""
     out = short.root / "poisoned"
-    export_litgpt(read_trained(open_store(short("plain", stop__max_steps=2)), None), out)
+    export_litgpt(read_trained_model(open_store(short("plain", stop__max_steps=2)), None), out)
     file = out / "lit_model.pth"
     saved = torch.load(file, weights_only=True)
     saved["transformer.wte.weight"][BAD_BYTE] = math.inf
@@ -73,7 +75,7 @@ QUICK = ("adamw, decided on the device", "fsdp2")
 def test_a_skipped_step_leaves_every_weight_as_it_was(
     ranks: int, changes: dict[str, object], short: Short, poisoned: Path, tmp_path: Path
 ) -> None:
-    own = Short(short.nursery, short.dataset, tmp_path)
+    own = Short(short.forked_runs, short.dataset, tmp_path)
     run = own("run", ranks=ranks, model__init_from=poisoned, **CHANGES, **changes)
     found = applied(run)
     assert set(found.values()) == {True, False}
@@ -91,10 +93,10 @@ def test_a_skipped_step_is_skipped_again_after_a_kill(
     short: Short, poisoned: Path, tmp_path: Path
 ) -> None:
     settings = {**CHANGES, "model__init_from": poisoned}
-    own = Short(short.nursery, short.dataset, tmp_path)
+    own = Short(short.forked_runs, short.dataset, tmp_path)
     whole = own("whole", **settings)
     arguments = own.arguments("killed", **settings)
-    killed = own.nursery.run(arguments, tmp_path / "log", kill=Kill("updated", 7))
+    killed = own.forked_runs.run(arguments, tmp_path / "log", kill=Kill("updated", 7))
     assert killed.code == -9
     run = own("killed", **settings)
     assert applied(run) == applied(whole)
@@ -106,10 +108,10 @@ def test_a_skipped_step_is_skipped_again_after_a_kill(
 def test_a_stop_keeps_the_checkpoint_from_before(
     ranks: int, short: Short, poisoned: Path, tmp_path: Path
 ) -> None:
-    own = Short(short.nursery, short.dataset, tmp_path)
+    own = Short(short.forked_runs, short.dataset, tmp_path)
     settings = {**CHANGES, "model__init_from": poisoned, "optimizer__on_nonfinite": "stop"}
     arguments = own.arguments("run", ranks=ranks, **settings)
-    done = own.nursery.run(arguments, tmp_path / "log", ranks=ranks)
+    done = own.forked_runs.run(arguments, tmp_path / "log", ranks=ranks)
     assert done.codes == [1] * ranks
     run = tmp_path / "run" / "run"
     first = min(step for step, good in applied(run).items() if not good)

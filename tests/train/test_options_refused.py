@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from nursery import Nursery
+from forked_runs import ForkedRuns
 from options import Short
 
 
 @pytest.fixture
-def short(nursery: Nursery, dataset: Path, tmp_path: Path) -> Short:
-    return Short(nursery, dataset, tmp_path)
+def short(forked_runs: ForkedRuns, dataset: Path, tmp_path: Path) -> Short:
+    return Short(forked_runs, dataset, tmp_path)
 
 
 def test_all_faults_that_data_model_and_machine_show_come_together(
@@ -129,6 +129,6 @@ def test_a_compiler_is_asked_for_before_anything_starts(short: Short, tmp_path: 
     arguments = short.arguments("run", compute__compile=True)
     log = tmp_path / "log"
     bare = {"PATH": str(tmp_path), "CXX": ""}
-    done = short.nursery.run(arguments, log, environment=bare)
+    done = short.forked_runs.run(arguments, log, environment=bare)
     assert done.code == 2
     assert "compute.compile is true: needs a compiler (g++ or clang++) on the PATH" in done.log

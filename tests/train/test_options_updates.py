@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from nursery import Kill, Nursery
+from forked_runs import ForkedRuns, Kill
 from options import Short, changed, losses, weights
 from runs import assert_same, steps
 
@@ -17,8 +17,10 @@ SLOW = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def short(nursery: Nursery, dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Short:
-    return Short(nursery, dataset, tmp_path_factory.mktemp("options"))
+def short(
+    forked_runs: ForkedRuns, dataset: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Short:
+    return Short(forked_runs, dataset, tmp_path_factory.mktemp("options"))
 
 
 @pytest.fixture(scope="module")
@@ -46,9 +48,9 @@ def test_an_optimizer_learns_and_is_resumed_bit_for_bit(
     assert losses(whole)[-1] < losses(whole)[0] - 0.1
     assert losses(whole)[0] == losses(plain)[0]
     assert losses(whole)[2:] != losses(plain)[2:]
-    own = Short(short.nursery, short.dataset, tmp_path)
+    own = Short(short.forked_runs, short.dataset, tmp_path)
     arguments = own.arguments("run", **OPTIMIZERS[name])
-    killed = own.nursery.run(arguments, tmp_path / "log", kill=Kill("updated", 5))
+    killed = own.forked_runs.run(arguments, tmp_path / "log", kill=Kill("updated", 5))
     assert killed.code == -9
     assert_same(own("run", **OPTIMIZERS[name]), whole)
 
@@ -105,7 +107,7 @@ QUICK = ("cosine to a floor", "linear over four steps", "inverse square root", "
 def test_the_rate_of_every_step_is_the_schedules(
     changes: dict[str, object], after: Callable[[int], float], short: Short, tmp_path: Path
 ) -> None:
-    run = Short(short.nursery, short.dataset, tmp_path)("run", stop__max_steps=10, **changes)
+    run = Short(short.forked_runs, short.dataset, tmp_path)("run", stop__max_steps=10, **changes)
     rates = [numbers["lr"] for numbers in steps(run).values()]
     expected = [PEAK * warm(i) if i < 2 else after(i) for i in range(10)]
     assert rates == pytest.approx(expected, rel=1e-12)
@@ -153,7 +155,7 @@ def test_a_number_changes_the_updates_and_not_the_first_loss(
     changes: dict[str, object], short: Short, plain: Path, tmp_path: Path
 ) -> None:
     """The z-loss is in the gradient, not in the loss that is reported."""
-    run = Short(short.nursery, short.dataset, tmp_path)("run", stop__max_steps=4, **changes)
+    run = Short(short.forked_runs, short.dataset, tmp_path)("run", stop__max_steps=4, **changes)
     assert losses(run)[0] == losses(plain)[0]
     assert losses(run)[3] != losses(plain)[3]
 

@@ -9,11 +9,11 @@ import math
 from pathlib import Path
 
 import pytest
-from nursery import Kill, Nursery
+from forked_runs import ForkedRuns, Kill
 from runs import end_of, steps
 from small import fit_arguments
 
-from stream_pretrain.train.spikes import SpikeRule, spike_limit
+from stream_pretrain.train.loss_spikes import SpikeDetector, spike_limit
 
 # A sigma this small makes an ordinary wobble of the loss a spike.
 EAGER = {
@@ -38,7 +38,7 @@ def test_nothing_is_a_spike_before_half_a_window() -> None:
 
 def test_a_spike_does_not_enter_the_statistics() -> None:
     record: dict[str, object] = {}
-    rule = SpikeRule(sigma=3, window=4, record=record)
+    rule = SpikeDetector(sigma=3, window=4, record=record)
     assert [rule.judge(loss) for loss in (1.0, 1.0, 9.0, math.nan, None, 1.0)] == [
         False,
         False,
@@ -51,10 +51,10 @@ def test_a_spike_does_not_enter_the_statistics() -> None:
 
 
 def test_stop_ends_the_run_and_saves_nothing_after_the_spike(
-    nursery: Nursery, dataset: Path, tmp_path: Path
+    forked_runs: ForkedRuns, dataset: Path, tmp_path: Path
 ) -> None:
     arguments = fit_arguments(dataset, tmp_path / "run", **EAGER, optimizer__on_spike="stop")
-    done = nursery.run(arguments, tmp_path / "log")
+    done = forked_runs.run(arguments, tmp_path / "log")
     assert done.code == 1
     assert "the loss spikes" in done.log
     spiked = max(steps(tmp_path / "run"))
@@ -62,21 +62,23 @@ def test_stop_ends_the_run_and_saves_nothing_after_the_spike(
 
 
 def test_skip_leaves_the_update_out_and_counts_on(
-    nursery: Nursery, dataset: Path, tmp_path: Path
+    forked_runs: ForkedRuns, dataset: Path, tmp_path: Path
 ) -> None:
     arguments = fit_arguments(dataset, tmp_path / "run", **EAGER, optimizer__on_spike="skip")
-    done = nursery.run(arguments, tmp_path / "log")
+    done = forked_runs.run(arguments, tmp_path / "log")
     assert done.code == 0, done.log
     assert "update left out" in done.log
     assert end_of(tmp_path / "run").step == 30
 
 
 @pytest.fixture(scope="module")
-def rewound(nursery: Nursery, dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def rewound(
+    forked_runs: ForkedRuns, dataset: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
     """A run that went back at least once."""
     root = tmp_path_factory.mktemp("rewound")
     arguments = fit_arguments(dataset, root / "run", **EAGER, optimizer__on_spike="rewind")
-    done = nursery.run(arguments, root / "log")
+    done = forked_runs.run(arguments, root / "log")
     assert done.code == 0, done.log
     assert "is left out" in done.log
     return root / "run"
@@ -94,20 +96,20 @@ def test_rewind_leaves_the_data_out_and_records_it(rewound: Path) -> None:
 
 
 def test_the_data_of_a_run_that_went_back_can_be_replayed(
-    nursery: Nursery, rewound: Path, tmp_path: Path
+    forked_runs: ForkedRuns, rewound: Path, tmp_path: Path
 ) -> None:
-    done = nursery.run(["replay", str(rewound)], tmp_path / "log")
+    done = forked_runs.run(["replay", str(rewound)], tmp_path / "log")
     assert done.code == 0, done.log
 
 
 @pytest.mark.parametrize("kill", [Kill("counted", 12), Kill("saved", 2), Kill("counted", 27)])
 def test_a_run_that_goes_back_and_is_killed_ends_as_if_never_killed(
-    kill: Kill, nursery: Nursery, dataset: Path, rewound: Path, tmp_path: Path
+    kill: Kill, forked_runs: ForkedRuns, dataset: Path, rewound: Path, tmp_path: Path
 ) -> None:
     changes = {**EAGER, "checkpoint__every": 4, "logging__every": 3}
     arguments = fit_arguments(dataset, tmp_path / "run", **changes, optimizer__on_spike="rewind")
-    nursery.run(arguments, tmp_path / "log", kill=kill)
-    done = nursery.run(arguments, tmp_path / "log")
+    forked_runs.run(arguments, tmp_path / "log", kill=kill)
+    done = forked_runs.run(arguments, tmp_path / "log")
     assert done.code == 0, done.log
     assert steps(tmp_path / "run") == steps(rewound)
     assert end_of(tmp_path / "run").weights == end_of(rewound).weights

@@ -13,19 +13,19 @@ import time
 from pathlib import Path
 
 import pytest
-from nursery import Kill, Nursery
+from forked_runs import ForkedRuns, Kill
 from runs import assert_same, end_of, steps
 from small import TOTAL_STEPS, fit_arguments
 
-from stream_pretrain.audit.children import last_step
+from stream_pretrain.audit.subprocess_runs import last_step
 from stream_pretrain.runtime.stop import ONE_REQUEST_S
 
 
 @pytest.fixture(scope="module")
-def whole(nursery: Nursery, dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def whole(forked_runs: ForkedRuns, dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run that nobody stops."""
     root = tmp_path_factory.mktemp("whole")
-    done = nursery.run(fit_arguments(dataset, root / "run"), root / "log")
+    done = forked_runs.run(fit_arguments(dataset, root / "run"), root / "log")
     assert done.code == 0, done.log
     return root / "run"
 
@@ -38,10 +38,10 @@ def stop_record(run: Path) -> dict[str, object]:
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGUSR1"])
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_signal_to_the_whole_group_saves_and_leaves_with_75(
-    name: str, workers: int, nursery: Nursery, dataset: Path, whole: Path, tmp_path: Path
+    name: str, workers: int, forked_runs: ForkedRuns, dataset: Path, whole: Path, tmp_path: Path
 ) -> None:
     arguments = fit_arguments(dataset, tmp_path / "run", data__workers=workers)
-    done = nursery.run(arguments, tmp_path / "log", kill=Kill("updated", 18, signal=name))
+    done = forked_runs.run(arguments, tmp_path / "log", kill=Kill("updated", 18, signal=name))
     assert done.code == 75, done.log
     stopped = end_of(tmp_path / "run").step
     assert stopped in (18, 19)  # Python runs a handler some instructions after the signal
@@ -52,21 +52,21 @@ def test_a_signal_to_the_whole_group_saves_and_leaves_with_75(
         "time": 0,
     }
     assert "run the same command to go on" in done.log
-    assert nursery.run(arguments, tmp_path / "log").code == 0
+    assert forked_runs.run(arguments, tmp_path / "log").code == 0
     assert_same(tmp_path / "run", whole)
     assert stop_record(tmp_path / "run")["code"] == 0
 
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_signal_to_one_rank_stops_all_at_the_same_step(
-    rank: int, nursery: Nursery, dataset: Path, tmp_path: Path
+    rank: int, forked_runs: ForkedRuns, dataset: Path, tmp_path: Path
 ) -> None:
     arguments = fit_arguments(dataset, tmp_path / "run", compute__devices=2, data__workers=1)
     kill = Kill("updated", 18, signal="SIGTERM", rank=rank, whole_session=False)
-    done = nursery.run(arguments, tmp_path / "log", ranks=2, kill=kill)
+    done = forked_runs.run(arguments, tmp_path / "log", ranks=2, kill=kill)
     assert done.codes == [75, 0], done.log
     assert end_of(tmp_path / "run").step in (18, 19)
-    assert nursery.run(arguments, tmp_path / "log", ranks=2).codes == [0, 0]
+    assert forked_runs.run(arguments, tmp_path / "log", ranks=2).codes == [0, 0]
     assert sorted(steps(tmp_path / "run")) == list(range(1, TOTAL_STEPS + 1))
 
 
@@ -139,39 +139,41 @@ def test_a_signal_to_the_group_while_workers_start_saves_and_leaves_with_75(
 
 
 def test_workers_that_are_killed_cost_no_step(
-    nursery: Nursery, dataset: Path, whole: Path, tmp_path: Path
+    forked_runs: ForkedRuns, dataset: Path, whole: Path, tmp_path: Path
 ) -> None:
     arguments = fit_arguments(dataset, tmp_path / "run", data__workers=2, checkpoint__every=1000)
-    done = nursery.run(arguments, tmp_path / "log", kill=Kill("updated", 18, signal="workers"))
+    done = forked_runs.run(arguments, tmp_path / "log", kill=Kill("updated", 18, signal="workers"))
     assert done.code == 1, done.log
     assert "A data worker died" in done.log
     assert "is saved; run the same command to go on" in done.log
     assert end_of(tmp_path / "run").step >= 18
-    assert nursery.run(arguments, tmp_path / "log").code == 0
+    assert forked_runs.run(arguments, tmp_path / "log").code == 0
     assert_same(tmp_path / "run", whole)
 
 
-def test_max_time_ends_the_run_as_finished(nursery: Nursery, dataset: Path, tmp_path: Path) -> None:
+def test_max_time_ends_the_run_as_finished(
+    forked_runs: ForkedRuns, dataset: Path, tmp_path: Path
+) -> None:
     settings = {"stop__max_epochs": 4000, "stop__max_time": "1s", "schedule__kind": "constant"}
-    done = nursery.run(fit_arguments(dataset, tmp_path / "run", **settings), tmp_path / "log")
+    done = forked_runs.run(fit_arguments(dataset, tmp_path / "run", **settings), tmp_path / "log")
     assert done.code == 0, done.log
     assert stop_record(tmp_path / "run")["reason"] == "max_time"
     assert end_of(tmp_path / "run").step == max(steps(tmp_path / "run"))
 
 
 def test_slurms_end_time_stops_the_run_in_time_to_go_on(
-    nursery: Nursery, dataset: Path, tmp_path: Path
+    forked_runs: ForkedRuns, dataset: Path, tmp_path: Path
 ) -> None:
     settings = {"stop__max_epochs": 4000, "schedule__kind": "constant"}
     end = {"SLURM_JOB_END_TIME": str(int(time.time()) + 3)}
     arguments = fit_arguments(dataset, tmp_path / "run", **settings)
-    done = nursery.run(arguments, tmp_path / "log", environment=end)
+    done = forked_runs.run(arguments, tmp_path / "log", environment=end)
     assert done.code == 75, done.log
     assert stop_record(tmp_path / "run")["reason"] == "deadline"
 
 
 def test_a_second_start_on_the_same_run_directory_is_refused(
-    nursery: Nursery, dataset: Path, tmp_path: Path
+    forked_runs: ForkedRuns, dataset: Path, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
     command = [sys.executable, "-m", "stream_pretrain.cli"]
@@ -183,12 +185,12 @@ def test_a_second_start_on_the_same_run_directory_is_refused(
         deadline = time.monotonic() + 120
         while last_step(run / "metrics.jsonl") < 4 and time.monotonic() < deadline:
             time.sleep(0.05)
-        second = nursery.run(arguments, tmp_path / "log")
+        second = forked_runs.run(arguments, tmp_path / "log")
         assert second.code == 1
         assert f"process {first.pid}" in second.log or f"pid {first.pid}" in second.log, second.log
         assert first.poll() is None
     finally:
         os.killpg(first.pid, signal.SIGKILL)
         first.wait()
-    after = nursery.run([*arguments, "--stop.max_time", "1s"], tmp_path / "log2")
+    after = forked_runs.run([*arguments, "--stop.max_time", "1s"], tmp_path / "log2")
     assert after.code == 0, after.log

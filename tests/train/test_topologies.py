@@ -12,7 +12,7 @@ from collections import defaultdict
 from pathlib import Path
 
 import pytest
-from nursery import Kill, Nursery
+from forked_runs import ForkedRuns, Kill
 from runs import assert_same, end_of, steps
 from small import STEPS_PER_EPOCH, fit_arguments
 
@@ -22,11 +22,11 @@ OPEN = {"schedule__kind": "constant", "stop__max_epochs": 9}
 
 
 @pytest.fixture(scope="module")
-def alone(nursery: Nursery, dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def alone(forked_runs: ForkedRuns, dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Thirty steps in one process."""
     root = tmp_path_factory.mktemp("alone")
     arguments = fit_arguments(dataset, root / "run", **OPEN, stop__max_steps=30)
-    done = nursery.run(arguments, root / "log", record=root / "run.samples")
+    done = forked_runs.run(arguments, root / "log", record=root / "run.samples")
     assert done.code == 0, done.log
     return root / "run"
 
@@ -68,7 +68,7 @@ def test_every_topology_trains_on_the_same_samples_in_the_same_steps(
     ranks: int,
     nodes: int,
     changes: dict[str, object],
-    nursery: Nursery,
+    forked_runs: ForkedRuns,
     dataset: Path,
     alone: Path,
     tmp_path: Path,
@@ -76,24 +76,24 @@ def test_every_topology_trains_on_the_same_samples_in_the_same_steps(
     settings = {**OPEN, "stop__max_steps": 30, "compute__devices": ranks // nodes, **changes}
     arguments = fit_arguments(dataset, tmp_path / "run", **settings, compute__nodes=nodes)
     record = tmp_path / "samples"
-    done = nursery.run(arguments, tmp_path / "log", ranks=ranks, nodes=nodes, record=record)
+    done = forked_runs.run(arguments, tmp_path / "log", ranks=ranks, nodes=nodes, record=record)
     assert done.codes == [0] * ranks, done.log
     assert_same_data(tmp_path / "run", alone)
     assert sets_of(record) == sets_of(alone.with_suffix(".samples"))
 
 
 def test_slurms_environment_is_enough(
-    nursery: Nursery, dataset: Path, alone: Path, tmp_path: Path
+    forked_runs: ForkedRuns, dataset: Path, alone: Path, tmp_path: Path
 ) -> None:
     settings = {**OPEN, "stop__max_steps": 8, "compute__devices": 2}
     arguments = fit_arguments(dataset, tmp_path / "run", **settings)
-    done = nursery.run(arguments, tmp_path / "log", ranks=2, launcher="slurm")
+    done = forked_runs.run(arguments, tmp_path / "log", ranks=2, launcher="slurm")
     assert done.codes == [0, 0], done.log
     assert_same_data(tmp_path / "run", alone)
 
 
 def test_a_run_goes_from_one_rank_to_two_to_four_and_back(
-    nursery: Nursery, dataset: Path, alone: Path, tmp_path: Path
+    forked_runs: ForkedRuns, dataset: Path, alone: Path, tmp_path: Path
 ) -> None:
     ways = [(1, "auto", 6), (2, "ddp", 13), (2, "fsdp2", 19), (4, "fsdp2", 25), (1, "auto", 30)]
     for ranks, strategy, until in ways:
@@ -101,7 +101,7 @@ def test_a_run_goes_from_one_rank_to_two_to_four_and_back(
         arguments = fit_arguments(
             dataset, tmp_path / "run", **settings, compute__strategy=strategy, batch__micro_size=2
         )
-        done = nursery.run(arguments, tmp_path / "log", ranks=ranks)
+        done = forked_runs.run(arguments, tmp_path / "log", ranks=ranks)
         assert done.codes == [0] * ranks, done.log
     assert sorted(steps(tmp_path / "run")) == list(range(1, 31))
     assert_same_data(tmp_path / "run", alone)
@@ -110,7 +110,7 @@ def test_a_run_goes_from_one_rank_to_two_to_four_and_back(
 
 @pytest.mark.parametrize(("ranks", "strategy"), [(2, "ddp"), (2, "fsdp2"), (3, "ddp")])
 def test_several_ranks_resume_bit_for_bit_on_the_same_topology(
-    ranks: int, strategy: str, nursery: Nursery, dataset: Path, tmp_path: Path
+    ranks: int, strategy: str, forked_runs: ForkedRuns, dataset: Path, tmp_path: Path
 ) -> None:
     """Three ranks, since DDP would rebuild its buckets after the first backward."""
     settings: dict[str, object] = {"compute__devices": ranks, "compute__strategy": strategy}
@@ -121,8 +121,8 @@ def test_several_ranks_resume_bit_for_bit_on_the_same_topology(
     ):
         arguments = fit_arguments(dataset, tmp_path / name, **settings)
         for kill in kills:
-            nursery.run(arguments, tmp_path / "log", ranks=ranks, kill=kill)
-        done = nursery.run(arguments, tmp_path / "log", ranks=ranks)
+            forked_runs.run(arguments, tmp_path / "log", ranks=ranks, kill=kill)
+        done = forked_runs.run(arguments, tmp_path / "log", ranks=ranks)
         assert done.codes == [0] * ranks, done.log
     assert_same(tmp_path / "killed", tmp_path / "whole")
 

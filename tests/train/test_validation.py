@@ -12,17 +12,17 @@ import numpy as np
 import pytest
 import torch
 import zstandard
+from forked_runs import ForkedRuns
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from nursery import Nursery
 from small import fit_arguments
 
 from convert.cli import main as convert
-from stream_pretrain.checkpoint.load import read_model_state
+from stream_pretrain.checkpoint.read_model import read_model_state
 from stream_pretrain.config.sections import ModelConfig
-from stream_pretrain.data.holdout import Holdout
-from stream_pretrain.model.build import build_model
+from stream_pretrain.data.validation_set import ValidationSet
+from stream_pretrain.model.litgpt_model import build_model
 from stream_pretrain.observe.jsonl import read_events
 from stream_pretrain.schema import Card, World
 from stream_pretrain.storage.store import open_store
@@ -41,7 +41,7 @@ class Rows:
         return index, np.full(5, index, np.uint16)
 
 
-def counted_rows(held: Holdout) -> tuple[list[int], int]:
+def counted_rows(held: ValidationSet) -> tuple[list[int], int]:
     """(numbers of the rows that count, batches) of one evaluation."""
     found, batches = [], 0
     for ids, counted in held.batches():
@@ -56,7 +56,7 @@ def test_ranks_together_have_every_sample_once_in_as_many_batches(
 ) -> None:
     parts = [
         counted_rows(
-            Holdout(
+            ValidationSet(
                 Rows(samples),
                 samples=samples,
                 micro_batch=micro_batch,
@@ -71,7 +71,7 @@ def test_ranks_together_have_every_sample_once_in_as_many_batches(
 
 def test_a_second_evaluation_reads_nothing_and_gives_the_same_batches() -> None:
     rows = Rows(10)
-    held = Holdout(rows, samples=7, micro_batch=2, world=World())
+    held = ValidationSet(rows, samples=7, micro_batch=2, world=World())
     first = [(ids.clone(), counted) for ids, counted in held.batches()]
     assert rows.asked == list(range(7))
     for (left, here), (right, there) in zip(first, held.batches(), strict=True):
@@ -82,7 +82,7 @@ def test_a_second_evaluation_reads_nothing_and_gives_the_same_batches() -> None:
 
 def test_a_set_of_no_samples_is_refused() -> None:
     with pytest.raises(ValueError, match="samples must be at least 1, got 0"):
-        Holdout(Rows(1), samples=0, micro_batch=1, world=World())
+        ValidationSet(Rows(1), samples=0, micro_batch=1, world=World())
 
 
 # ---- in real runs
@@ -125,12 +125,12 @@ def evaluated(run: Path) -> dict[tuple[int, str], dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def alone(
-    nursery: Nursery, dataset: Path, tiny_set: Path, tmp_path_factory: pytest.TempPathFactory
+    forked_runs: ForkedRuns, dataset: Path, tiny_set: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Path:
     """The run in one process."""
     root = tmp_path_factory.mktemp("alone")
     arguments = fit_arguments(dataset, root / "run", **settings(dataset, tiny_set))
-    done = nursery.run(arguments, root / "log")
+    done = forked_runs.run(arguments, root / "log")
     assert done.code == 0, done.log
     return root / "run"
 
@@ -217,7 +217,7 @@ TOPOLOGIES = {
 def test_every_topology_evaluates_the_same_samples(
     ranks: int,
     changes: dict[str, object],
-    nursery: Nursery,
+    forked_runs: ForkedRuns,
     dataset: Path,
     tiny_set: Path,
     alone: Path,
@@ -227,7 +227,7 @@ def test_every_topology_evaluates_the_same_samples(
     chosen = {**settings(dataset, tiny_set), "compute__devices": ranks, **changes}
     chosen["evaluation.batches"] = 16 // int(str(changes.get("batch__global_size", 8)))
     arguments = fit_arguments(dataset, tmp_path / "run", **chosen)
-    done = nursery.run(arguments, tmp_path / "log", ranks=ranks)
+    done = forked_runs.run(arguments, tmp_path / "log", ranks=ranks)
     assert done.codes == [0] * ranks, done.log
     here, there = evaluated(tmp_path / "run"), evaluated(alone)
     assert here.keys() == there.keys()

@@ -1,0 +1,111 @@
+"""Texts -> token ids. In: a list of strings. Out: all ids in one array and each text's number.
+
+`tokenizers` defines what the ids are; gigatoken is used where a check shows that it gives the same
+ones. Special tokens are never added here, and strings that look like them are plain text unless
+the job says `act`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from itertools import chain
+from typing import Any, Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from convert.encoding.tokenizer_files import TOKENIZER_FILE
+from convert.encoding.vocabulary import Vocabulary
+from convert.jobs.process_memory import malloc_trim, resident_bytes
+
+Encoded = tuple[NDArray[Any], NDArray[np.int64]]
+EncoderName = Literal["bytes", "gigatoken", "tokenizers"]
+SpecialRule = Literal["plain", "act"]
+REBUILD_AFTER_BYTES = 64 << 20
+REBUILD_AT_GROWTH = 192 << 20
+
+
+class Encoder(Protocol):
+    """What turns texts into ids."""
+
+    def encode(self, texts: Sequence[str]) -> Encoded:
+        """Ids [all] and lengths [texts]."""
+        ...
+
+
+class ByteEncoder:
+    """The built-in byte tokenizer: UTF-8 bytes are ids."""
+
+    def encode(self, texts: Sequence[str]) -> Encoded:
+        """Ids are the bytes of the texts."""
+        pieces = [text.encode() for text in texts]
+        lengths = np.fromiter(map(len, pieces), dtype=np.int64, count=len(pieces))
+        return np.frombuffer(b"".join(pieces), dtype=np.uint8), lengths
+
+
+class TokenizersEncoder:
+    """Hugging Face `tokenizers`."""
+
+    def __init__(self, vocabulary: Vocabulary, special: SpecialRule) -> None:
+        """Load; `plain` turns the matching of special tokens off."""
+        self._tokenizer = vocabulary.tokenizer()
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        self._tokenizer.encode_special_tokens = special == "plain"
+
+    def encode(self, texts: Sequence[str]) -> Encoded:
+        """One batch."""
+        encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
+        lists = [encoding.ids for encoding in encodings]
+        lengths = np.fromiter(map(len, lists), dtype=np.int64, count=len(lists))
+        flat = chain.from_iterable(lists)
+        return np.fromiter(flat, dtype=np.uint32, count=int(lengths.sum())), lengths
+
+
+class GigatokenEncoder:
+    """gigatoken, on the calling thread: not for itself, see `convert.encoding.fallback_encoder`.
+
+    Its cache of words has no bound: after 64 MiB of text that made the process grow by 192 MiB the
+    tokenizer is made anew, which costs 50 ms and the refilling.
+    """
+
+    def __init__(self, vocabulary: Vocabulary, special: SpecialRule) -> None:
+        """Load; `plain` leaves the special tokens out, so that nothing in a text matches them."""
+        tokenizer = json.loads(vocabulary.files[TOKENIZER_FILE])
+        if special == "plain":
+            tokens = tokenizer.get("added_tokens", [])
+            tokenizer["added_tokens"] = [token for token in tokens if not token.get("special")]
+        self._json = json.dumps(tokenizer).encode()
+        self._encoded = self._resident = 0
+        self.rebuilds = -1
+        self._rebuild()
+
+    def encode(self, texts: Sequence[str]) -> Encoded:
+        """One batch; ids without a Python object for each."""
+        layout = self._tokenizer.encode_batch(list(texts), parallel=False).layout
+        borders = np.asarray(layout.offsets.data, dtype=np.int64)
+        ids = np.asarray(layout.content.data)[borders[0] : borders[-1]]
+        self._encoded += sum(map(len, texts))
+        if self._encoded > REBUILD_AFTER_BYTES:
+            self._encoded = 0
+            if resident_bytes() - self._resident > REBUILD_AT_GROWTH:
+                self._rebuild()
+        return ids, np.diff(borders)
+
+    def _rebuild(self) -> None:
+        from gigatoken.gigatoken_rs import load_hf_json
+
+        self._tokenizer: Any = None
+        malloc_trim()
+        self._tokenizer = load_hf_json(self._json)
+        self._encoded = 0
+        self.rebuilds += 1
+        self._resident = resident_bytes()
+
+
+def special_pattern(vocabulary: Vocabulary) -> re.Pattern[str] | None:
+    """Matches any special token's text; None where there are none."""
+    texts = sorted((re.escape(text) for text in vocabulary.special_tokens if text), key=len)
+    return re.compile("|".join(reversed(texts))) if texts else None
