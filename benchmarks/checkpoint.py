@@ -26,7 +26,7 @@ from torch import nn
 
 from stream_pretrain.checkpoint.save import Checkpoints
 from stream_pretrain.checkpoint.state import TrainState
-from stream_pretrain.checkpoint.tensors import collect
+from stream_pretrain.checkpoint.tensors import collect_tensors
 from stream_pretrain.config.sections import CheckpointConfig
 from stream_pretrain.schema import World
 from stream_pretrain.storage.store import open_store
@@ -83,7 +83,7 @@ def measure(parameters: int, directory: Path) -> dict[str, float]:
     model, optimizer = make(parameters)
     asynchronous = opened(directory / "async", model, optimizer, asynchronous=True)
     update(model, optimizer)
-    tensors = collect(model, [optimizer])
+    tensors = collect_tensors(model, [optimizer])
     live = [*tensors.model.values(), *tensors.optimizer.values()]
     copy = Copy(live)
     figures: dict[str, float] = {

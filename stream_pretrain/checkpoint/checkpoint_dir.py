@@ -7,13 +7,13 @@ A checkpoint exists by its receipt: it is written last and removed first.
 from __future__ import annotations
 
 from stream_pretrain.checkpoint.layout import (
-    ABANDONED_NAME,
+    SUPERSEDED_NAME,
     CHECKPOINTS,
     RECEIPT_NAME,
     STATE_NAME,
     Receipt,
     step_name,
-    step_of,
+    parse_step_name,
 )
 from stream_pretrain.checkpoint.state import TrainState
 from stream_pretrain.errors import CheckpointError
@@ -38,11 +38,11 @@ class CheckpointDir:
     def directories(self) -> list[int]:
         """Steps of all directories named like a checkpoint, whole or not, ascending."""
         names = self.store.list_dirs()
-        return sorted(step for name in names if (step := step_of(name)) is not None)
+        return sorted(step for name in names if (step := parse_step_name(name)) is not None)
 
     def is_superseded(self, step: int) -> bool:
         """Whether this checkpoint was taken out of the line."""
-        return self.store.head(self.key(step, ABANDONED_NAME)) is not None
+        return self.store.head(self.key(step, SUPERSEDED_NAME)) is not None
 
     def key(self, step: int, name: str) -> str:
         """Key of one file of a checkpoint."""
@@ -108,7 +108,7 @@ class CheckpointDir:
         """
         self._seen.discard(step)
         text = self.store.read(self.key(step, RECEIPT_NAME))
-        self.store.write(self.key(step, ABANDONED_NAME), text)
+        self.store.write(self.key(step, SUPERSEDED_NAME), text)
         self.store.delete(self.key(step, RECEIPT_NAME))
 
     def remove_uncommitted(self, step: int) -> None:

@@ -36,7 +36,7 @@ _INDEX_NAMES = {
 }
 
 
-class _HostPlanner(DefaultSavePlanner):
+class _HostCopyPlanner(DefaultSavePlanner):
     """Plans from live tensors, writes their host copies (this rank's shard of each)."""
 
     def __init__(self, host: Mapping[str, Tensor]) -> None:
@@ -47,14 +47,14 @@ class _HostPlanner(DefaultSavePlanner):
         return self._host[index.fqn]
 
 
-class PartWriter:
+class DcpWriter:
     """Writes one directory of tensors over all ranks: `local_plan`, exchange, `write`, exchange,
     `finish`.
     """
 
     def __init__(self, live: Mapping[str, Tensor], host: Mapping[str, Tensor]) -> None:
         self._live = dict(live)
-        self._planner = _HostPlanner(host)
+        self._planner = _HostCopyPlanner(host)
         self._writer: FileSystemWriter | None = None
         self._metadata: Metadata | None = None
 
@@ -129,8 +129,8 @@ class _IndexUnpickler(pickle.Unpickler):
         raise pickle.UnpicklingError(f"{module}.{name} does not belong in it")
 
 
-def tensor_facts(metadata: Metadata) -> dict[str, TensorStorageMetadata]:
-    """Tensors of an index by name."""
+def tensor_metadata(metadata: Metadata) -> dict[str, TensorStorageMetadata]:
+    """NamedTensors of an index by name."""
     return {
         name: entry
         for name, entry in metadata.state_dict_metadata.items()
@@ -139,7 +139,7 @@ def tensor_facts(metadata: Metadata) -> dict[str, TensorStorageMetadata]:
 
 
 def _compare(directory: Path, metadata: Metadata, targets: Mapping[str, Tensor]) -> None:
-    stored = tensor_facts(metadata)
+    stored = tensor_metadata(metadata)
     faults = []
     for name, target in targets.items():
         if name not in stored:

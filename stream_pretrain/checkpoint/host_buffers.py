@@ -17,7 +17,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from stream_pretrain.checkpoint.tensors import local_part
+from stream_pretrain.checkpoint.tensors import local_shard
 
 _Kind: TypeAlias = "tuple[torch.Size, torch.dtype, bool]"
 
@@ -46,7 +46,7 @@ class HostBuffers:
         copies = {}
         devices = set()
         for name, tensor in tensors.items():
-            part = local_part(tensor.detach())
+            part = local_shard(tensor.detach())
             copies[name] = self._buffer(name, part)
             copies[name].copy_(part, non_blocking=True)
             if part.is_cuda:

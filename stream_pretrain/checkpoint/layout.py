@@ -27,14 +27,14 @@ MODEL_DIR = "model"
 OPTIMIZER_DIR = "optimizer"
 STATE_NAME = "state.json"
 TENSORS_NAME = "tensors.json"
-ABANDONED_NAME = "abandoned.json"
+SUPERSEDED_NAME = "abandoned.json"
 IDENTITY_NAME = "identity.json"
 SAVING_PREFIX = ".saving-"
 DELETING_PREFIX = ".deleting-"
 RECEIPT_SCHEMA_VERSION = 1
 _STEP = re.compile(r"step-(\d{8,})")
 
-__all__ = ["RECEIPT_NAME", "Receipt", "rng_name", "step_name", "step_of"]
+__all__ = ["RECEIPT_NAME", "Receipt", "rng_name", "step_name", "parse_step_name"]
 
 
 def step_name(step: int) -> str:
@@ -42,7 +42,7 @@ def step_name(step: int) -> str:
     return f"step-{step:08d}"
 
 
-def step_of(name: str) -> int | None:
+def parse_step_name(name: str) -> int | None:
     """The step in a directory name, None where it is not a checkpoint's."""
     match = _STEP.fullmatch(name)
     return int(match.group(1)) if match and step_name(int(match.group(1))) == name else None
@@ -101,7 +101,7 @@ class Receipt:
             ) from error
 
 
-def receipt_of(
+def make_receipt(
     *,
     step: int,
     data_step: int,

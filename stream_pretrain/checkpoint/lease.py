@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field, replace
 from typing import TypeAlias
 
-from stream_pretrain.checkpoint.process import Process, is_alive, this_process
+from stream_pretrain.checkpoint.process_identity import Process, is_alive, this_process
 from stream_pretrain.errors import OwnerError, StorageError
 from stream_pretrain.storage.store import Store
 from stream_pretrain.units import format_duration
@@ -177,7 +177,7 @@ class BucketLease(Lease):
     seconds: float
     lost: str = ""
     _lock: threading.Lock = field(default_factory=threading.Lock)
-    _left: threading.Event = field(default_factory=threading.Event)
+    _released: threading.Event = field(default_factory=threading.Event)
 
     @classmethod
     def acquire(cls, run: Store, seconds: float, say: Say) -> BucketLease:
@@ -212,14 +212,14 @@ class BucketLease(Lease):
 
     def release(self) -> None:
         """Stop renewing; the next owner need not wait."""
-        self._left.set()
+        self._released.set()
         with self._lock, contextlib.suppress(StorageError):
             if not self.lost:
                 self.owner = replace(self.owner, released=True)
                 self._renew()
 
     def _renew_all_along(self) -> None:
-        while not self._left.wait(self.seconds / RENEWALS_PER_LEASE):
+        while not self._released.wait(self.seconds / RENEWALS_PER_LEASE):
             # A bucket that does not answer is no reason to stop: `confirm` asks again.
             with self._lock, contextlib.suppress(StorageError):
                 if not self.lost:

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING
 
 from stream_pretrain.checkpoint import save_directory
 from stream_pretrain.checkpoint.checkpoint_dir import CheckpointDir
-from stream_pretrain.checkpoint.layout import RECEIPT_NAME, Receipt, receipt_of, step_name
-from stream_pretrain.checkpoint.process import this_process
+from stream_pretrain.checkpoint.layout import RECEIPT_NAME, Receipt, make_receipt, step_name
+from stream_pretrain.checkpoint.process_identity import this_process
 from stream_pretrain.checkpoint.rank_group import RankGroup
 from stream_pretrain.checkpoint.retention import steps_to_delete
 from stream_pretrain.checkpoint.snapshot import Snapshot
@@ -68,7 +68,7 @@ class Publisher:
     def publish(self, snapshot: Snapshot) -> Receipt:
         """Make the checkpoint exist in the run directory; its receipt."""
         owner = self.ranks.rank0(lambda: self._own)
-        place = save_directory.saving_place(
+        place = save_directory.saving_path(
             (self.staging or self.run).store.path, snapshot.step, owner
         )
         try:
@@ -107,7 +107,7 @@ class Publisher:
             save_directory.require_space(place, size * count)
 
     def _receipt(self, snapshot: Snapshot, stamps: Iterable[FileStamp]) -> Receipt:
-        return receipt_of(
+        return make_receipt(
             step=snapshot.step,
             data_step=snapshot.data_step,
             digest=snapshot.digest,

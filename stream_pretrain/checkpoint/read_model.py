@@ -37,7 +37,7 @@ T = TypeVar("T")
 def read_model_state(
     run: Store, step: int | None = None
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Tensors of the model by name (tied ones share a storage) and the state as plain values.
+    """NamedTensors of the model by name (tied ones share a storage) and the state as plain values.
 
     `step` None takes the newest checkpoint that is whole. Sizes and hashes are checked.
 
@@ -142,11 +142,11 @@ def _fetch(
 
 
 def _read(directory: Path) -> dict[str, Tensor]:
-    facts = dcp.tensor_facts(dcp.read_index(directory / MODEL_DIR))
+    facts = dcp.tensor_metadata(dcp.read_index(directory / MODEL_DIR))
     tensors = {
         name: torch.empty(fact.size, dtype=fact.properties.dtype) for name, fact in facts.items()
     }
     dcp.read_into(directory / MODEL_DIR, tensors)
-    for name, first in restore.read_notes(directory)["tied"].items():
+    for name, first in restore.read_tensors_json(directory)["tied"].items():
         tensors[name] = tensors[first]
     return tensors

@@ -21,11 +21,11 @@ from stream_pretrain.checkpoint.layout import (
     Receipt,
     rng_name,
 )
-from stream_pretrain.checkpoint.optimizer_layout import lay_out
+from stream_pretrain.checkpoint.optimizer_state import init_optimizer_state
 from stream_pretrain.checkpoint.state import TrainState
 from stream_pretrain.checkpoint.tensors import (
-    Tensors,
-    collect,
+    NamedTensors,
+    collect_tensors,
     drop_untouched,
     set_scalars,
 )
@@ -37,15 +37,15 @@ Names = Mapping[str, frozenset[str]]
 
 def load_tensors(directory: Path, model: nn.Module, optimizers: Sequence[Optimizer]) -> None:
     """Fill model and optimizers; nothing may be missing, left over, or of another shape or type."""
-    notes = read_notes(directory)
+    notes = read_tensors_json(directory)
     stored = {
-        part: frozenset(dcp.tensor_facts(dcp.read_index(directory / part)))
+        part: frozenset(dcp.tensor_metadata(dcp.read_index(directory / part)))
         for part in (MODEL_DIR, OPTIMIZER_DIR)
     }
     for optimizer in optimizers:
-        lay_out(optimizer)
+        init_optimizer_state(optimizer)
     drop_untouched(model, optimizers, stored[OPTIMIZER_DIR] | frozenset(notes["scalars"]))
-    live = collect(model, optimizers)
+    live = collect_tensors(model, optimizers)
     _require_same_names(directory, live, stored, notes)
     dcp.read_into(directory / MODEL_DIR, live.model)
     dcp.read_into(directory / OPTIMIZER_DIR, live.optimizer)
@@ -53,7 +53,7 @@ def load_tensors(directory: Path, model: nn.Module, optimizers: Sequence[Optimiz
 
 
 def _require_same_names(
-    directory: Path, live: Tensors, stored: Names, notes: dict[str, Any]
+    directory: Path, live: NamedTensors, stored: Names, notes: dict[str, Any]
 ) -> None:
     """What the checkpoint has and the run has not; the other way round is `dcp.read_into`'s."""
     left = sorted(stored[MODEL_DIR] - live.model.keys() - live.tied.keys())
@@ -72,7 +72,7 @@ def _require_same_names(
         )
 
 
-def read_notes(directory: Path) -> dict[str, Any]:
+def read_tensors_json(directory: Path) -> dict[str, Any]:
     """`tensors.json`: tied names, optimizer scalars, group settings."""
     place = directory / TENSORS_NAME
     try:

@@ -103,7 +103,7 @@ class Checkpoints:
             warn=lambda message: self.warn(message),
         )
         if self.config.asynchronous:
-            expected = snapshot.expected_parts(self.model, self._optimizers, self.world)
+            expected = snapshot.expected_shards(self.model, self._optimizers, self.world)
             self._buffers.prepare(expected)
 
     def _staging_of_run(self) -> Path:

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from stream_pretrain.checkpoint.layout import DELETING_PREFIX, SAVING_PREFIX, step_name
-from stream_pretrain.checkpoint.process import token_is_alive
+from stream_pretrain.checkpoint.process_identity import token_is_alive
 from stream_pretrain.errors import StorageError
 
 FOREIGN_SAVE_SECONDS = 3600.0
@@ -27,7 +27,7 @@ def begin(place: Path, parts: Iterable[str]) -> None:
         (place / part).mkdir(parents=True)
 
 
-def saving_place(directory: Path, step: int, owner: str) -> Path:
+def saving_path(directory: Path, step: int, owner: str) -> Path:
     """Where a save of `owner` (a process token) is written."""
     return directory / f"{SAVING_PREFIX}{step_name(step)}.{owner}"
 

@@ -69,7 +69,7 @@ class CheckpointSearch:
 
     def _require_same_run(self) -> None:
         if self.staging is not None:
-            same_run(self.run, self.staging, self.warn)
+            clear_stale_staging(self.run, self.staging, self.warn)
 
     def _candidates(self, resume: Resume) -> list[int]:
         """Steps to try, in order."""
@@ -182,7 +182,7 @@ class CheckpointSearch:
             )
 
 
-def same_run(run: CheckpointDir, staging: CheckpointDir, warn: Callable[[str], None]) -> None:
+def clear_stale_staging(run: CheckpointDir, staging: CheckpointDir, warn: Callable[[str], None]) -> None:
     """Empty a staging that belongs to an earlier run at the same address."""
     identity = _identity(run)
     place = staging.store.path / IDENTITY_NAME

@@ -1,7 +1,7 @@
 """One moment of a run. In: model, optimizers, state. Out: `Snapshot`, which training no longer
 changes. Does not write.
 
-Tensors that every rank holds whole are shared out, so that each is copied and written once.
+NamedTensors that every rank holds whole are shared out, so that each is copied and written once.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from stream_pretrain.checkpoint import rng
 from stream_pretrain.checkpoint.host_buffers import HostBuffers
 from stream_pretrain.checkpoint.layout import MODEL_DIR, OPTIMIZER_DIR, STATE_NAME, TENSORS_NAME
 from stream_pretrain.checkpoint.state import TrainState
-from stream_pretrain.checkpoint.tensors import Tensors, collect, group_settings, local_part
+from stream_pretrain.checkpoint.tensors import NamedTensors, collect_tensors, group_settings, local_shard
 from stream_pretrain.schema import World
 
 Parts = Mapping[str, Mapping[str, Tensor]]
@@ -50,8 +50,8 @@ def take_snapshot(
     buffers: HostBuffers | None,
 ) -> Snapshot:
     """Copy everything that training changes; without `buffers` the tensors are not copied."""
-    tensors = collect(model, optimizers)
-    live = own_share(tensors, world)
+    tensors = collect_tensors(model, optimizers)
+    live = tensors_to_write(tensors, world)
     best = state.best.get("step")
     return Snapshot(
         step=state.step,
@@ -68,7 +68,7 @@ def take_snapshot(
     )
 
 
-def own_share(tensors: Tensors, world: World) -> dict[str, dict[str, Tensor]]:
+def tensors_to_write(tensors: NamedTensors, world: World) -> dict[str, dict[str, Tensor]]:
     """The tensors that this rank writes: its shards, and a fair part of what all ranks hold."""
     load = [0] * world.world_size
     shares: dict[str, dict[str, Tensor]] = {MODEL_DIR: {}, OPTIMIZER_DIR: {}}
@@ -84,26 +84,26 @@ def own_share(tensors: Tensors, world: World) -> dict[str, dict[str, Tensor]]:
     return shares
 
 
-def expected_parts(model: nn.Module, optimizers: Sequence[Optimizer], world: World) -> list[Tensor]:
-    """Tensors like those that this rank will copy; before the first update two per parameter are
+def expected_shards(model: nn.Module, optimizers: Sequence[Optimizer], world: World) -> list[Tensor]:
+    """NamedTensors like those that this rank will copy; before the first update two per parameter are
     guessed.
     """
-    tensors = collect(model, optimizers)
+    tensors = collect_tensors(model, optimizers)
     if not tensors.optimizer:
         moments = {
             f"{name}.{moment}": tensor
             for name, tensor in tensors.model.items()
             for moment in ("first", "second")
         }
-        tensors = Tensors(model=tensors.model, optimizer=moments, tied={}, scalars={})
-    share = own_share(tensors, world)
-    return [local_part(tensor) for part in share.values() for tensor in part.values()]
+        tensors = NamedTensors(model=tensors.model, optimizer=moments, tied={}, scalars={})
+    share = tensors_to_write(tensors, world)
+    return [local_shard(tensor) for part in share.values() for tensor in part.values()]
 
 
 def _on_host(live: Parts, buffers: HostBuffers | None) -> Parts:
     if buffers is None:
         return {
-            part: {name: local_part(tensor.detach()) for name, tensor in tensors.items()}
+            part: {name: local_shard(tensor.detach()) for name, tensor in tensors.items()}
             for part, tensors in live.items()
         }
     joined = {(part, name): tensor for part, ts in live.items() for name, tensor in ts.items()}
@@ -111,7 +111,7 @@ def _on_host(live: Parts, buffers: HostBuffers | None) -> Parts:
     return {part: {n: copies[f"{part}/{n}"] for n in tensors} for part, tensors in live.items()}
 
 
-def _notes(tensors: Tensors, optimizers: Sequence[Optimizer]) -> bytes:
+def _notes(tensors: NamedTensors, optimizers: Sequence[Optimizer]) -> bytes:
     notes = {
         "tied": dict(tensors.tied),
         "scalars": dict(tensors.scalars),

@@ -23,7 +23,7 @@ _WRAPPER_PARTS = frozenset({"_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wr
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tensors:
+class NamedTensors:
     """Live tensors by name. `tied` maps a second name of a storage to the first; `scalars` are
     plain optimizer values.
     """
@@ -34,7 +34,7 @@ class Tensors:
     scalars: Mapping[str, int | float | bool]
 
 
-def local_part(tensor: Tensor) -> Tensor:
+def local_shard(tensor: Tensor) -> Tensor:
     """This rank's shard of a DTensor, the tensor itself otherwise; never a copy."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
@@ -56,12 +56,12 @@ def clean_name(name: str) -> str:
     return ".".join(part for part in name.split(".") if part not in _WRAPPER_PARTS)
 
 
-def collect(model: nn.Module, optimizers: Sequence[Optimizer]) -> Tensors:
+def collect_tensors(model: nn.Module, optimizers: Sequence[Optimizer]) -> NamedTensors:
     """Everything that a checkpoint holds of model and optimizers, as references."""
     inner = unwrapped(model)
     kept, tied = _model_tensors(inner)
     tensors, scalars = _optimizer_values(inner, optimizers)
-    return Tensors(model=kept, optimizer=tensors, tied=tied, scalars=scalars)
+    return NamedTensors(model=kept, optimizer=tensors, tied=tied, scalars=scalars)
 
 
 def _model_tensors(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:
@@ -75,7 +75,7 @@ def _model_tensors(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]
                 f"{name}: a {type(value).__name__} in the model's state, only tensors can be "
                 "saved. Keep it out of the module's state_dict."
             )
-        part = local_part(value)
+        part = local_shard(value)
         place = (part.data_ptr(), part.dtype, tuple(value.shape), tuple(part.stride()))
         if part.numel() and place in first_of:
             tied[name] = first_of[place]

@@ -12,14 +12,14 @@ from torch.distributed.checkpoint.planner import SavePlan
 from torch.distributed.checkpoint.storage import WriteResult
 
 from stream_pretrain.checkpoint import save_directory
-from stream_pretrain.checkpoint.dcp import METADATA_NAME, PartWriter
+from stream_pretrain.checkpoint.dcp import METADATA_NAME, DcpWriter
 from stream_pretrain.checkpoint.layout import rng_name
 from stream_pretrain.checkpoint.rank_group import RankGroup
 from stream_pretrain.checkpoint.snapshot import Snapshot
 from stream_pretrain.schema import FileStamp
 from stream_pretrain.storage.hashing import stamp_of
 
-Writers = Mapping[str, PartWriter]
+Writers = Mapping[str, DcpWriter]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +43,7 @@ def write_files(
 ) -> WrittenFiles:
     """Write a snapshot over all ranks; each rank hashes its own files, read back from the disk."""
     rank = ranks.world.rank
-    writers = {part: PartWriter(live, snapshot.host[part]) for part, live in snapshot.live.items()}
+    writers = {part: DcpWriter(live, snapshot.host[part]) for part, live in snapshot.live.items()}
     plans = ranks.all_ranks(lambda: _local_plans(place, writers, is_rank0=ranks.world.is_rank0))
     plan = ranks.scatter(lambda: _global_plans(writers, plans))
     own: list[FileStamp] = []
@@ -62,7 +62,7 @@ def write_files(
     return WrittenFiles(own=own, everybody=everybody)
 
 
-def stamps_of(place: Path, files: Iterable[Path]) -> list[FileStamp]:
+def stamp_files(place: Path, files: Iterable[Path]) -> list[FileStamp]:
     """Size and hash of files, named relative to `place`."""
     return [stamp_of(path, name=path.relative_to(place).as_posix()) for path in sorted(files)]
 
@@ -90,7 +90,7 @@ def _write_share(
     results = {part: writer.write(plan[part]) for part, writer in writers.items()}
     save_directory.write_file(place / rng_name(rank), rng)
     files = [path for part in writers for path in (place / part).glob(f"__{rank}_*")]
-    return _Share(results=results, stamps=stamps_of(place, [*files, place / rng_name(rank)]))
+    return _Share(results=results, stamps=stamp_files(place, [*files, place / rng_name(rank)]))
 
 
 def _finish(
@@ -108,4 +108,4 @@ def _finish(
     files = [place / name for name in snapshot.documents]
     files += [place / part / METADATA_NAME for part in writers]
     files += save_directory.copy_tree(extras, place) if extras is not None else []
-    return stamps_of(place, files)
+    return stamp_files(place, files)

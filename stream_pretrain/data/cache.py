@@ -23,7 +23,7 @@ from stream_pretrain.data.index import ShardFile, StreamIndex, parse_index
 from stream_pretrain.errors import ConfigError, DataError, OwnerError
 from stream_pretrain.schema import INDEX_NAME
 from stream_pretrain.storage.hashing import xxh64_of
-from stream_pretrain.storage.transfer import TEMPORARY_SUFFIX, write_whole
+from stream_pretrain.storage.transfer import TEMPORARY_SUFFIX, write_atomic
 
 LOCK_NAME = "owner.lock"
 MOST_SLOTS = 64
@@ -160,7 +160,7 @@ def scan(directory: Path, index: StreamIndex) -> CacheScan:
         if shard.packed is not None and (directory / shard.packed.name).is_file():
             temporary.append(_remove(directory / shard.packed.name))
     if old is None or old.digest != index.digest:
-        write_whole([index.text], directory / INDEX_NAME, place=str(directory / INDEX_NAME))
+        write_atomic([index.text], directory / INDEX_NAME, location=str(directory / INDEX_NAME))
     found = CacheScan(
         kept=len(kept),
         kept_bytes=sum(kept),

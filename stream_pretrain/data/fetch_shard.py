@@ -21,7 +21,7 @@ from stream_pretrain.storage.failures import explain
 from stream_pretrain.storage.hashing import blocks, hash_of
 from stream_pretrain.storage.retry import Retry
 from stream_pretrain.storage.store import Store
-from stream_pretrain.storage.transfer import temporary_name, write_whole
+from stream_pretrain.storage.transfer import temporary_name, write_atomic
 
 Verify = Literal["arrival", "full", "sizes"]
 
@@ -103,10 +103,10 @@ def _download_packed(
     try:
         _download(packed, store, arrived, settings)
         with arrived.open("rb") as file:
-            write_whole(
+            write_atomic(
                 unpacked(blocks(file), shard.compression, limit=shard.raw.size, place=place),
                 target,
-                place=f"{place}, unpacked",
+                location=f"{place}, unpacked",
                 size=shard.raw.size,
                 hashes=_hashes(shard.raw, settings),
             )

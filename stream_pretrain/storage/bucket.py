@@ -1,15 +1,11 @@
-"""A bucket as a store, through obstore: S3 and all that speak it, GCS, Azure. In: keys. Out:
-objects.
+"""Implement `Store` for buckets through obstore: S3 and compatible servers, GCS, Azure.
 
-The client is made on first use and never crosses a fork: obstore's threads do not exist in a forked
-child, which would crash or hang, so such a child gets an error instead. Does not cache.
+The client is made on first use in each process. Nothing is cached.
 """
 
 from __future__ import annotations
 
 import io
-import os
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
@@ -17,55 +13,50 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Literal, TypeVar, cast
 
 from stream_pretrain.errors import StorageError
-from stream_pretrain.storage.clients import make_client
+from stream_pretrain.storage.clients import Clients
 from stream_pretrain.storage.location import Location
 from stream_pretrain.storage.reader import ResumingReader
-from stream_pretrain.storage.retry import OnRetry, retried
+from stream_pretrain.storage.retry import OnRetry, call_with_retries
 from stream_pretrain.storage.store import Infos, Names, ObjectInfo, Store
-from stream_pretrain.storage.transfer import write_whole
+from stream_pretrain.storage.transfer import write_atomic
 
 if TYPE_CHECKING:
     from obstore import PutResult
-    from obstore.store import ObjectStore
 
     from stream_pretrain.config.sections import StorageConfig
 
 T = TypeVar("T")
-CHUNK_BYTES = (
-    1  # hand on whatever has arrived: a larger minimum would hide a slow drip from the deadline
-)
+# Yield whatever has arrived: a larger minimum would hide a slow transfer from the deadline.
+CHUNK_BYTES = 1
 PART_BYTES = 8 << 20
-MOST_PARTS = 9_000
+MAX_PARTS = 9_000
 DELETE_BATCH = 1_000
-
-_used_by_pid: int | None = None
 
 
 class BucketStore(Store):
     """Objects below `scheme://bucket/prefix`."""
 
-    def __init__(self, place: Location, config: StorageConfig) -> None:
-        super().__init__(place, config)
-        self._clients: dict[tuple[int, float], ObjectStore] = {}
-        self._lock = threading.Lock()
+    def __init__(self, location: Location, config: StorageConfig) -> None:
+        super().__init__(location, config)
+        self._clients = Clients(location, config)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"place": self.place, "config": self.config}
+        return {"location": self.parsed_location, "config": self.config}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__(state["place"], state["config"])  # type: ignore[misc]
+        self.__init__(state["location"], state["config"])  # type: ignore[misc]
 
     @property
     def _tag(self) -> Literal["e_tag", "version"]:
-        """What conditions compare: etags; in GCS, where the client asks for them, generations."""
-        return "version" if self.place.scheme == "gs" else "e_tag"
+        """The field that write conditions compare: an etag, or in GCS the object's generation."""
+        return "version" if self.parsed_location.scheme == "gs" else "e_tag"
 
     def head(self, key: str) -> ObjectInfo | None:
         """See `Store.head`."""
         import obstore
 
         try:
-            meta = self._try(lambda: obstore.head(self._client(), self.place.key(key)), key, "head")
+            meta = self._try(lambda: obstore.head(self._clients.get(), self._key(key)), key, "head")
         except StorageError as error:
             if error.reason == "absent":
                 return None
@@ -76,16 +67,16 @@ class BucketStore(Store):
         """See `Store.read`."""
         import obstore
 
-        full = self.place.key(key)
-        return self._try(lambda: bytes(obstore.get(self._client(), full).bytes()), key, "read")
+        full = self._key(key)
+        return self._try(lambda: bytes(obstore.get(self._clients.get(), full).bytes()), key, "read")
 
     def read_range(self, key: str, start: int, length: int) -> bytes:
         """See `Store.read_range`."""
         import obstore
 
-        full = self.place.key(key)
+        full = self._key(key)
         return self._try(
-            lambda: bytes(obstore.get_range(self._client(), full, start=start, length=length)),
+            lambda: bytes(obstore.get_range(self._clients.get(), full, start=start, length=length)),
             key,
             "read",
         )
@@ -96,7 +87,7 @@ class BucketStore(Store):
         if info is None:
             raise StorageError(f"{self.url(key)}: not found.", "absent")
         raw = ResumingReader(
-            self._chunks, self.place.key(key), info, place=self.url(key), policy=self.policy
+            self._chunks, self._key(key), info, location=self.url(key), policy=self.policy
         )
         return cast(BinaryIO, io.BufferedReader(raw, buffer_size=1 << 20))
 
@@ -105,7 +96,7 @@ class BucketStore(Store):
     ) -> str:
         """See `Store.write`.
 
-        A conflict with our own earlier attempt, whose answer was lost, is success.
+        A conflict with our own earlier attempt, whose response was lost, counts as success.
         """
         import obstore
 
@@ -120,7 +111,7 @@ class BucketStore(Store):
             nonlocal attempts
             attempts += 1
             return obstore.put(
-                self._client(), self.place.key(key), data, mode=mode, use_multipart=False
+                self._clients.get(), self._key(key), data, mode=mode, use_multipart=False
             )
 
         try:
@@ -135,21 +126,21 @@ class BucketStore(Store):
         """See `Store.list`."""
         import obstore
 
-        def collect() -> Infos:
-            batches = obstore.list(self._client(), prefix=self.place.key(prefix) or None)
+        def list_all() -> Infos:
+            batches = obstore.list(self._clients.get(), prefix=self._key(prefix) or None)
             return [self._info(cast("dict[str, Any]", meta)) for batch in batches for meta in batch]
 
-        return sorted(self._try(collect, prefix, "list"), key=lambda info: info.key)
+        return sorted(self._try(list_all, prefix, "list"), key=lambda info: info.key)
 
     def list_dirs(self, prefix: str = "") -> Names:
         """See `Store.list_dirs`."""
         import obstore
 
-        top = self.place.key(prefix) or None
-        found = self._try(
-            lambda: obstore.list_with_delimiter(self._client(), prefix=top), prefix, "list"
+        top = self._key(prefix) or None
+        listing = self._try(
+            lambda: obstore.list_with_delimiter(self._clients.get(), prefix=top), prefix, "list"
         )
-        return sorted(path.rstrip("/").rpartition("/")[2] for path in found["common_prefixes"])
+        return sorted(path.rstrip("/").rpartition("/")[2] for path in listing["common_prefixes"])
 
     def download(
         self,
@@ -167,43 +158,43 @@ class BucketStore(Store):
         policy = replace(self.policy, deadline_s=deadline_s)
 
         def fetch() -> int:
-            chunks = self._chunks(self.place.key(key), until=until)
-            return write_whole(chunks, path, place=self.url(key), size=size, hashes=hashes)
+            chunks = self._chunks(self._key(key), until=until)
+            return write_atomic(chunks, path, location=self.url(key), size=size, hashes=hashes)
 
-        return retried(
-            fetch, place=self.url(key), doing="download", policy=policy, on_retry=on_retry
+        return call_with_retries(
+            fetch, location=self.url(key), operation="download", policy=policy, on_retry=on_retry
         )
 
     def upload(self, path: Path, key: str) -> ObjectInfo:
-        """See `Store.upload`. Each part is tried again by the client, the whole by us."""
+        """See `Store.upload`. The client retries each part; we retry the whole upload."""
         import obstore
 
-        full = self.place.key(key)
+        full = self._key(key)
 
         def send() -> ObjectInfo:
             size = path.stat().st_size
-            part = max(PART_BYTES, -(-size // MOST_PARTS))
-            client = self._client(retries=self.config.retries - 1)
+            part = max(PART_BYTES, -(-size // MAX_PARTS))
+            client = self._clients.get(retries=self.config.retries - 1)
             sent = obstore.put(client, full, path, chunk_size=part, use_multipart=size > part)
-            held = self._info(cast("dict[str, Any]", obstore.head(self._client(), full)))
-            if held.size != size or (sent[self._tag] and held.etag != sent[self._tag]):
+            stored = self._info(cast("dict[str, Any]", obstore.head(self._clients.get(), full)))
+            if stored.size != size or (sent[self._tag] and stored.etag != sent[self._tag]):
                 raise StorageError(
-                    f"{self.url(key)}: holds {held.size:,} bytes (etag {held.etag}) after an "
-                    f"upload of {size:,} "
-                    f"(etag {sent[self._tag]}). Another process may write the same object.",
+                    f"{self.url(key)}: holds {stored.size:,} bytes (etag {stored.etag}) after an "
+                    f"upload of {size:,} bytes (etag {sent[self._tag]}). Another process may be "
+                    "writing the same object: check that only one run uses this location.",
                     "damaged",
                 )
-            return held
+            return stored
 
         return self._try(send, key, f"upload of {path.name}")
 
     def delete(self, key: str) -> None:
         """See `Store.delete`."""
-        self._delete([self.place.key(key)], key)
+        self._delete([self._key(key)], key)
 
     def delete_prefix(self, prefix: str) -> int:
         """See `Store.delete_prefix`."""
-        keys = [self.place.key(info.key) for info in self.list(prefix)]
+        keys = [self._key(info.key) for info in self.list(prefix)]
         for first in range(0, len(keys), DELETE_BATCH):
             self._delete(keys[first : first + DELETE_BATCH], prefix)
         return len(keys)
@@ -213,7 +204,7 @@ class BucketStore(Store):
 
         def remove() -> None:
             try:
-                obstore.delete(self._client(), full_keys)
+                obstore.delete(self._clients.get(), full_keys)
             except FileNotFoundError:
                 if len(full_keys) > 1:
                     for one in full_keys:
@@ -229,14 +220,15 @@ class BucketStore(Store):
         until: float | None = None,
         if_match: str | None = None,
     ) -> Iterator[bytes]:
-        """The object's bytes from `start` on, as they arrive.
+        """Yield the object's bytes from `start` on, as they arrive.
 
-        A timeout when `until` (monotonic) has passed; a conflict when the etag is not `if_match`.
+        Raises a timeout when `until` (monotonic) has passed, and a conflict when the etag is not
+        `if_match`.
         """
         import obstore
 
-        left = self.config.timeout if until is None else max(0.05, until - time.monotonic())
-        client = self._client(read_timeout_s=min(self.config.timeout, left))
+        remaining_s = self.config.timeout if until is None else max(0.05, until - time.monotonic())
+        client = self._clients.get(read_timeout_s=min(self.config.timeout, remaining_s))
         options: Any = {"range": {"offset": start}} if start else {}
         if if_match:
             options["version" if self._tag == "version" else "if_match"] = if_match
@@ -245,46 +237,29 @@ class BucketStore(Store):
         ):
             if until is not None and time.monotonic() > until:
                 raise StorageError(
-                    f"{self.place.scheme}://{self.place.bucket}/{full_key}: "
-                    "the deadline has passed while data still arrived.",
+                    f"{self.parsed_location.scheme}://{self.parsed_location.bucket}/{full_key}: "
+                    "the deadline has passed while data still arrived. Check the network, or raise "
+                    "storage.deadline.",
                     "timeout",
                 )
             yield bytes(chunk)
 
-    def _try(self, function: Callable[[], T], key: str, doing: str) -> T:
-        return retried(function, place=self.url(key), doing=doing, policy=self.policy)
+    def _key(self, key: str) -> str:
+        """Return the key from the bucket's root."""
+        return self.parsed_location.key(key)
 
-    def _client(self, *, retries: int = 0, read_timeout_s: float | None = None) -> ObjectStore:
-        """This process's client; one for each patience."""
-        refuse_after_fork(self.location)
-        wanted = (retries, read_timeout_s or self.config.timeout)
-        with self._lock:
-            if wanted not in self._clients:
-                self._clients[wanted] = make_client(
-                    self.place, self.config, retries=wanted[0], read_timeout_s=wanted[1]
-                )
-            return self._clients[wanted]
+    def _try(self, function: Callable[[], T], key: str, operation: str) -> T:
+        return call_with_retries(
+            function, location=self.url(key), operation=operation, policy=self.policy
+        )
 
     def _info(self, meta: dict[str, Any]) -> ObjectInfo:
         key = meta["path"]
-        if self.place.prefix:
-            key = key.removeprefix(self.place.prefix + "/")
+        if self.parsed_location.prefix:
+            key = key.removeprefix(self.parsed_location.prefix + "/")
         return ObjectInfo(
             key=key,
             size=meta["size"],
             etag=meta[self._tag] or "",
             modified=meta["last_modified"].timestamp(),
-        )
-
-
-def refuse_after_fork(place: str) -> None:
-    """`StorageError` in a process that was forked from one that had already used a bucket."""
-    global _used_by_pid
-    if _used_by_pid is None:
-        _used_by_pid = os.getpid()
-    elif _used_by_pid != os.getpid():
-        raise StorageError(
-            f"{place}: this process was forked from one that already used a bucket, and its "
-            f"client does not "
-            "survive that. Start the process with multiprocessing's 'forkserver' or 'spawn'."
         )

@@ -1,7 +1,7 @@
-"""Exceptions of disks and bucket clients -> one `StorageError`. In: an exception and a place. Out:
-reason, clean text.
+"""Turn exceptions of the file system and of bucket clients into a `StorageError`.
 
-The text holds no credentials and none of the client's debug output. Does not retry or log.
+The error has a reason that code can test and one line of text for people, without credentials and
+without the client's debug output. Nothing is retried or logged here.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ _ERRNO = {
     errno.ECONNREFUSED: "unreachable",
     errno.ESTALE: "unreachable",
 }
+_DEFAULT_CAUSE = {"conflict": "exists already or was changed by another process"}
 _CLASS = {
     "NotFoundError": "absent",
     "PermissionDeniedError": "denied",
@@ -38,7 +39,7 @@ _CLASS = {
 REMEDIES = {
     "absent": "Check the name and that the upload finished.",
     "denied": "Check the credentials and what they may do (storage.profile, storage.anonymous).",
-    "full": "Free some space or choose another place.",
+    "full": "Free some space or choose another location.",
     "timeout": "Check the network; storage.timeout and storage.retries give it longer.",
     "unreachable": "Check the network, storage.endpoint_url and storage.region.",
 }
@@ -53,21 +54,23 @@ _SECRET_NAMES = re.compile(
 )
 
 
-def storage_error(error: BaseException, place: str, doing: str = "") -> StorageError:
-    """The `StorageError` that says what happened at `place`; one that is a StorageError already
-    stays itself.
+def storage_error(error: BaseException, location: str, operation: str = "") -> StorageError:
+    """Return the `StorageError` that says what happened at `location`.
+
+    A `StorageError` is returned unchanged.
     """
     if isinstance(error, StorageError):
         return error
     reason, cause = explain(error)
-    prefix = f"{doing}: " if doing else ""
+    prefix = f"{operation}: " if operation else ""
     remedy = REMEDIES.get(reason, "")
-    return StorageError(f"{place}: {prefix}{cause}. {remedy}".strip(), reason)
+    return StorageError(f"{location}: {prefix}{cause}. {remedy}".strip(), reason)
 
 
 def explain(error: BaseException) -> tuple[str, str]:
-    """Reason and cause (one line, no final full stop) of an exception of the file system or of
-    obstore.
+    """Return the reason and the cause of an exception of the file system or of obstore.
+
+    The cause is one line without a final full stop.
     """
     if isinstance(error, TimeoutError):
         return "timeout", redact(str(error)) or "timed out"
@@ -77,16 +80,14 @@ def explain(error: BaseException) -> tuple[str, str]:
     head = text.partition("\n\nDebug source:")[0].strip()
     if isinstance(error, FileNotFoundError):
         return "absent", _cause(head, "not found")
-    named = _CLASS.get(type(error).__name__)
-    if named is not None:
-        return named, _cause(
-            head, {"conflict": "exists already or was changed by another"}.get(named, named)
-        )
+    reason = _CLASS.get(type(error).__name__)
+    if reason is not None:
+        return reason, _cause(head, _DEFAULT_CAUSE.get(reason, reason))
     return _client_failure(text, head)
 
 
 def _client_failure(text: str, head: str) -> tuple[str, str]:
-    """Failures for which the client has no class: HTTP status, connection, credentials."""
+    """Classify failures for which the client has no class: HTTP status, connection, credentials."""
     if "token request" in head or "performing GET http://169.254" in head:
         return "denied", "no credentials in the environment, and none from this machine"
     status = _STATUS.search(head)
@@ -122,7 +123,7 @@ def _status_reason(status: int, head: str) -> str:
 
 
 def _cause(head: str, otherwise: str) -> str:
-    """`HTTP 403, AccessDenied: Access Denied`, from what the client reports."""
+    """Return text like `HTTP 403, AccessDenied: Access Denied` from what the client reports."""
     status, code, detail = (pattern.search(head) for pattern in (_STATUS, _CODE, _DETAIL))
     if status is None:
         return redact(_short(otherwise))

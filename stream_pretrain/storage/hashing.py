@@ -1,8 +1,7 @@
-"""Bytes -> hex digests. In: a path or bytes. Out: xxh3-128, xxh64 and others as hex.
+"""Hash files and byte strings: xxh3-128, xxh64 and the algorithms of hashlib, as hex digests.
 
-Does not decide what is right.
-
-Files are read in blocks, so memory does not grow with them.
+Files are read in blocks of 1 MiB, so memory does not grow with their size. Digests are compared
+with what was expected elsewhere.
 """
 
 from __future__ import annotations
@@ -37,20 +36,20 @@ class Hasher(Protocol):
 
 
 def is_known(algorithm: str) -> bool:
-    """True when `algorithm` can be computed here."""
+    """Return True when this module can compute `algorithm`."""
     return algorithm in _XXHASHES or algorithm in hashlib.algorithms_available
 
 
 def hasher(algorithm: str) -> Hasher:
-    """A fresh hash object; ValueError for a name that nobody here knows."""
+    """Return a new hash object; `ValueError` for an unknown algorithm."""
     if algorithm in _XXHASHES:
-        made: Hasher = _XXHASHES[algorithm]()
-        return made
+        digest: Hasher = _XXHASHES[algorithm]()
+        return digest
     return hashlib.new(algorithm, usedforsecurity=False)
 
 
 def hash_of(algorithm: str, source: Path | bytes) -> str:
-    """Hex digest of a file's or a byte string's content."""
+    """Return the hex digest of a file's content or of a byte string."""
     digest = hasher(algorithm)
     if isinstance(source, bytes):
         digest.update(source)
@@ -62,23 +61,23 @@ def hash_of(algorithm: str, source: Path | bytes) -> str:
 
 
 def xxh3_128_of(source: Path | bytes) -> str:
-    """xxh3-128 in hex (32 digits): receipts, cards."""
+    """Return xxh3-128 in hex (32 digits), as receipts and dataset cards hold it."""
     return hash_of("xxh3_128", source)
 
 
 def xxh64_of(source: Path | bytes) -> str:
-    """xxh64 in hex (16 digits): shards."""
+    """Return xxh64 in hex (16 digits), as `index.json` holds it for shards."""
     return hash_of("xxh64", source)
 
 
 def blocks(file: BinaryIO) -> Iterable[bytes]:
-    """The rest of `file` in blocks of 1 MiB."""
+    """Yield the rest of `file` in blocks of 1 MiB."""
     while block := file.read(BLOCK_BYTES):
         yield block
 
 
 def stamp_of(path: Path, *, name: str | None = None) -> FileStamp:
-    """The receipt's line for one file: `name` (its own by default), size, xxh3-128."""
+    """Return a receipt's entry for one file: `name` (default: the file's own), size, xxh3-128."""
     digest = xxhash.xxh3_128()
     size = 0
     with path.open("rb") as file:

@@ -1,9 +1,7 @@
-"""Text that names a place -> its parts. In: paths and URLs. Out: `Location`.
+"""Parse paths and bucket URLs into `Location`.
 
-Does not touch disks or networks.
-
-A location with credentials in it is refused, because locations are written into configs, logs and
-messages.
+No disk or network is touched. A location with credentials in it is refused, because locations are
+written into configs, logs and messages.
 """
 
 from __future__ import annotations
@@ -28,8 +26,9 @@ _URL = re.compile(r"^([A-Za-z][A-Za-z0-9+.-]*)://(.*)$", re.DOTALL)
 
 @dataclass(frozen=True, kw_only=True)
 class Location:
-    """A place: `scheme` is `file`, `s3`, `gs` or `az`; `bucket` is empty and `prefix` a path for
-    `file`.
+    """A local directory or a prefix in a bucket.
+
+    `scheme` is `file`, `s3`, `gs` or `az`. For `file`, `bucket` is empty and `prefix` is a path.
     """
 
     scheme: str
@@ -45,30 +44,32 @@ class Location:
         return self.scheme == "file"
 
     def key(self, name: str = "") -> str:
-        """The full key, from the bucket's root, of an object called `name` here."""
+        """Return the key, from the bucket's root, of the object `name` below this location."""
         return "/".join(part for part in (self.prefix, name.strip("/")) if part)
 
     def url(self, name: str = "") -> str:
-        """What a person would write for the object `name` here; holds no credentials."""
+        """Return the path or URL of the object `name` below this location."""
         if self.is_local:
             return str(Path(self.prefix) / name) if name else self.prefix
         return f"{self.scheme}://" + "/".join(p for p in (self.bucket, self.key(name)) if p)
 
     def child(self, name: str) -> Location:
-        """The place `name` below this one."""
+        """Return the location `name` below this one."""
         prefix = str(Path(self.prefix) / name) if self.is_local else self.key(name)
         return Location(scheme=self.scheme, bucket=self.bucket, prefix=prefix)
 
 
 def is_remote(location: str | Path) -> bool:
-    """True when `location` is a URL of a bucket and not a local path."""
+    """Return True when `location` is the URL of a bucket and not a local path."""
     match = _URL.match(str(location))
     return match is not None and match.group(1).lower() != "file"
 
 
 def parse_location(location: str | Path) -> Location:
-    """Take a path, `file://`, `s3://`, `gs://` or `az://` location apart; `StorageError` for any
-    other.
+    """Parse a path or a `file://`, `s3://`, `gs://` or `az://` URL.
+
+    Raises:
+        StorageError: the scheme is another one, or the location is malformed or holds credentials.
     """
     text = str(location)
     match = _URL.match(text)
@@ -86,7 +87,7 @@ def parse_location(location: str | Path) -> Location:
 
 
 def join(location: str | Path, name: str) -> str:
-    """`location` with `name` below it, as text."""
+    """Return the path or URL of `name` below `location`."""
     return parse_location(location).child(name).url()
 
 

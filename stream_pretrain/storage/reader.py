@@ -1,7 +1,7 @@
-"""An object as a file that reads on after broken connections. In: a function that gives chunks from
-an offset. Out: bytes.
+"""Read an object front to back as a file, and resume after a broken connection.
 
-An object that is replaced meanwhile is an error: its etag is fixed at the opening. Does not seek.
+The etag is fixed when the object is opened, so an object that is replaced while it is read is an
+error. Seeking is not supported.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from stream_pretrain.errors import StorageError
-from stream_pretrain.storage.retry import RetryPolicy, retried
+from stream_pretrain.storage.retry import RetryPolicy, call_with_retries
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
@@ -20,7 +20,10 @@ if TYPE_CHECKING:
 
 
 class ResumingReader(io.RawIOBase):
-    """Bytes of one object from front to back."""
+    """The bytes of one object from front to back.
+
+    `chunks(key, start=, if_match=)` opens the object at an offset and yields its bytes.
+    """
 
     def __init__(
         self,
@@ -28,14 +31,14 @@ class ResumingReader(io.RawIOBase):
         key: str,
         info: ObjectInfo,
         *,
-        place: str,
+        location: str,
         policy: RetryPolicy,
     ) -> None:
         self._chunks = chunks
         self._key = key
         self._size = info.size
         self._etag = info.etag
-        self._place = place
+        self._location = location
         self._policy = policy
         self._position = 0
         self._source: Iterator[bytes] | None = None
@@ -46,14 +49,16 @@ class ResumingReader(io.RawIOBase):
         return True
 
     def tell(self) -> int:
-        """Bytes handed out so far."""
+        """Return the number of bytes read so far."""
         return self._position - len(self._rest)
 
     def readinto(self, buffer: WriteableBuffer) -> int:
-        """Fill `buffer` as far as bytes are at hand; 0 at the end."""
+        """Fill `buffer` with the bytes that have arrived; return their number, 0 at the end."""
         if not self._rest and self._position < self._size:
             self._rest = memoryview(
-                retried(self._next, place=self._place, doing="read", policy=self._policy)
+                call_with_retries(
+                    self._next, location=self._location, operation="read", policy=self._policy
+                )
             )
             self._position += len(self._rest)
         target = memoryview(buffer).cast("B")
@@ -73,7 +78,7 @@ class ResumingReader(io.RawIOBase):
         if chunk is None:
             self._source = None
             raise StorageError(
-                f"{self._place}: ended after {self._position:,} of {self._size:,} bytes.",
+                f"{self._location}: ended after {self._position:,} of {self._size:,} bytes.",
                 "unreachable",
             )
         return chunk

@@ -1,8 +1,7 @@
-"""Try again, but not for ever. In: a function and a policy. Out: its result or its last
-`StorageError`.
+"""Retry a function after transient storage failures.
 
-Waits grow and are jittered; a deadline bounds all of it. Only transient reasons are tried again.
-Each retry calls `on_retry` once. Does not know what it retries.
+Waits grow exponentially with jitter, and a deadline bounds all attempts together. Only the reasons
+in `failures.TRANSIENT` are retried. `on_retry` is called once before each retry.
 """
 
 from __future__ import annotations
@@ -21,11 +20,12 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True)
 class Retry:
-    """What `on_retry` is told: `attempt` failed with `error`, the next begins after `wait_s`
-    seconds.
+    """What `on_retry` receives: attempt number `attempt` failed with `error`.
+
+    The next attempt begins after `wait_s` seconds; there are `attempts` in all.
     """
 
-    place: str
+    location: str
     attempt: int
     attempts: int
     wait_s: float
@@ -37,55 +37,61 @@ OnRetry = Callable[[Retry], None]
 
 @dataclass(frozen=True, kw_only=True)
 class RetryPolicy:
-    """At most `attempts` tries, waiting `first_wait_s`, twice that, … up to `longest_wait_s` in
-    between.
+    """How often to try and how long to wait: `first_wait_s`, twice that, … up to `max_wait_s`.
+
+    `deadline_s` bounds all attempts together. `clock` and `sleep` are replaced in tests.
     """
 
     attempts: int = 8
     first_wait_s: float = 0.2
-    longest_wait_s: float = 15.0
+    max_wait_s: float = 15.0
     deadline_s: float | None = None
     clock: Callable[[], float] = field(default=time.monotonic)
     sleep: Callable[[float], None] = field(default=time.sleep)
 
     def wait_after(self, attempt: int) -> float:
-        """Seconds to wait after the failure number `attempt` (1 is the first), before jitter."""
-        return float(min(self.longest_wait_s, self.first_wait_s * 2 ** (attempt - 1)))
+        """Return the seconds to wait after failure number `attempt` (from 1), before jitter."""
+        return float(min(self.max_wait_s, self.first_wait_s * 2 ** (attempt - 1)))
 
 
-def retried(
+def call_with_retries(
     function: Callable[[], T],
     *,
-    place: str,
-    doing: str,
+    location: str,
+    operation: str,
     policy: RetryPolicy,
     on_retry: OnRetry | None = None,
 ) -> T:
-    """`function()`, tried again after transient failures; else the `StorageError` of the last one.
+    """Return `function()`, retried after transient failures.
 
-    The same damage twice in a row is the object's own: it is not fetched a third time.
+    The same damage twice in a row means that the stored object itself is damaged: it is not fetched
+    a third time.
+
+    Raises:
+        StorageError: the last failure, with the number of attempts; or the first one for a reason
+            that waiting cannot change.
     """
-    began, damage = policy.clock(), ""
+    started, damage = policy.clock(), ""
     for attempt in range(1, policy.attempts + 1):
         try:
             return function()
         except Exception as raised:
-            error = storage_error(raised, place, doing)
+            error = storage_error(raised, location, operation)
             if error is raised and error.reason not in TRANSIENT:
                 raise
             if error.reason not in TRANSIENT:
                 raise error from None
-            waited = policy.clock() - began
+            elapsed_s = policy.clock() - started
             wait_s = policy.wait_after(attempt) * random.uniform(0.7, 1.0)
-            late = policy.deadline_s is not None and waited + wait_s >= policy.deadline_s
-            settled = error.reason == "damaged" and str(error) == damage
+            late = policy.deadline_s is not None and elapsed_s + wait_s >= policy.deadline_s
+            same_damage = error.reason == "damaged" and str(error) == damage
             damage = str(error) if error.reason == "damaged" else ""
-            if attempt == policy.attempts or late or settled:
-                raise _final(error, attempt, waited, late=late) from None
+            if attempt == policy.attempts or late or same_damage:
+                raise _final_error(error, attempt, elapsed_s, late=late) from None
             if on_retry is not None:
                 on_retry(
                     Retry(
-                        place=place,
+                        location=location,
                         attempt=attempt,
                         attempts=policy.attempts,
                         wait_s=wait_s,
@@ -96,7 +102,7 @@ def retried(
     raise AssertionError("unreachable: attempts is at least one")
 
 
-def _final(error: StorageError, attempts: int, seconds: float, *, late: bool) -> StorageError:
+def _final_error(error: StorageError, attempts: int, seconds: float, *, late: bool) -> StorageError:
     tries = "1 attempt" if attempts == 1 else f"{attempts} attempts"
     limit = "; the deadline allows no more" if late else ""
     return StorageError(f"{error} (gave up after {tries} in {seconds:.1f} s{limit})", error.reason)

@@ -1,9 +1,8 @@
-"""A location -> a store of named objects. In: a path or URL and the `storage` section. Out:
-`Store`.
+"""Open a path or URL as a `Store`: named objects in a local directory or a bucket.
 
 A store holds only its location and settings, so it pickles; a bucket's client is made on first use
-in the process that uses it. Every failure is a `StorageError` with a reason. Does not interpret
-what is stored.
+in the process that uses it. Every failure is a `StorageError` with a reason. What the objects hold
+is not interpreted.
 """
 
 from __future__ import annotations
@@ -23,8 +22,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class ObjectInfo:
-    """One stored object: `key` relative to its store, `size` in bytes, `modified` in seconds since
-    1970.
+    """One stored object.
+
+    `key` is relative to its store, `size` in bytes, `modified` in seconds since 1970.
     """
 
     key: str
@@ -38,10 +38,10 @@ Names: TypeAlias = "list[str]"
 
 
 class Store(ABC):
-    """Named objects below one location. Keys are relative, with `/` between parts."""
+    """Named objects below one location. Keys are relative, with `/` as separator."""
 
-    def __init__(self, place: Location, config: StorageConfig) -> None:
-        self.place = place
+    def __init__(self, location: Location, config: StorageConfig) -> None:
+        self.parsed_location = location
         self.config = config
 
     def __repr__(self) -> str:
@@ -50,66 +50,69 @@ class Store(ABC):
     @property
     def location(self) -> str:
         """The path or URL of this store."""
-        return self.place.url()
+        return self.parsed_location.url()
 
     @property
     def is_local(self) -> bool:
-        """True for a directory of this machine."""
-        return self.place.is_local
+        """True for a directory on this machine."""
+        return self.parsed_location.is_local
 
     @property
     def path(self) -> Path:
         """The directory of a local store."""
         assert self.is_local, f"{self.location} has no local path"
-        return Path(self.place.prefix)
+        return Path(self.parsed_location.prefix)
 
     def url(self, key: str = "") -> str:
-        """Path or URL of an object, for messages: never with credentials."""
-        return self.place.url(key)
+        """Return the path or URL of an object, for messages; it never holds credentials."""
+        return self.parsed_location.url(key)
 
     def child(self, prefix: str) -> Store:
-        """The store below `prefix`."""
-        return type(self)(self.place.child(prefix), self.config)
+        """Return the store of the objects below `prefix`."""
+        return type(self)(self.parsed_location.child(prefix), self.config)
 
     @property
     def policy(self) -> RetryPolicy:
-        """How often and how patiently this store tries again."""
+        """How often this store retries, and for how long."""
         return RetryPolicy(attempts=self.config.retries, deadline_s=self.config.deadline)
 
     @abstractmethod
     def head(self, key: str) -> ObjectInfo | None:
-        """Facts about an object, None when there is none."""
+        """Return an object's size, etag and time, or None when it does not exist."""
 
     @abstractmethod
     def read(self, key: str) -> bytes:
-        """All bytes of an object."""
+        """Return all bytes of an object."""
 
     @abstractmethod
     def read_range(self, key: str, start: int, length: int) -> bytes:
-        """`length` bytes from `start` on (fewer at the object's end)."""
+        """Return `length` bytes from `start` on (fewer at the object's end)."""
 
     @abstractmethod
     def open_stream(self, key: str) -> BinaryIO:
-        """A reader from front to back in constant memory, which goes on where a broken connection
-        left off.
+        """Return a reader from front to back in constant memory.
+
+        It resumes where a broken connection stopped.
         """
 
     @abstractmethod
     def write(
         self, key: str, data: bytes, *, create_only: bool = False, if_match: str | None = None
     ) -> str:
-        """Put an object at once or not at all; its etag.
+        """Write an object atomically; return its etag.
 
-        `StorageError` "conflict" when the condition fails.
+        Raises:
+            StorageError: with the reason "conflict" when the object exists (`create_only`) or its
+                etag is not `if_match`.
         """
 
     @abstractmethod
     def list(self, prefix: str = "") -> Infos:
-        """All objects below the directory `prefix`, sorted by key."""
+        """Return all objects below the directory `prefix`, sorted by key."""
 
     @abstractmethod
     def list_dirs(self, prefix: str = "") -> Names:
-        """Names of the directories directly below `prefix`, sorted."""
+        """Return the names of the directories directly below `prefix`, sorted."""
 
     @abstractmethod
     def download(
@@ -122,43 +125,44 @@ class Store(ABC):
         deadline_s: float | None = None,
         on_retry: OnRetry | None = None,
     ) -> int:
-        """Fetch an object to `path` whole or not at all; its size.
+        """Fetch an object to `path` atomically; return its size in bytes.
 
-        Written under a temporary name, checked against `size` and `hashes` (algorithm -> hex), then
-        renamed.
+        The file is written under a temporary name, checked against `size` and `hashes` (algorithm
+        -> hex digest), then renamed. `deadline_s` bounds all attempts together.
         """
 
     @abstractmethod
     def upload(self, path: Path, key: str) -> ObjectInfo:
-        """Send a file of any size, then ask the store what it holds: size must be the file's."""
+        """Upload a file of any size, and check that the stored object has the file's size."""
 
     @abstractmethod
     def delete(self, key: str) -> None:
-        """Remove an object; nothing happens when there is none."""
+        """Remove an object; nothing happens when it does not exist."""
 
     @abstractmethod
     def delete_prefix(self, prefix: str) -> int:
-        """Remove every object below the directory `prefix`; how many there were."""
+        """Remove every object below the directory `prefix`; return their number."""
 
 
 def open_store(location: str | Path, config: StorageConfig | None = None) -> Store:
-    """The store at a path or URL; `StorageError` when the location cannot be understood.
+    """Return the store at a path or URL; nothing is connected to.
 
-    Connects to nothing.
+    Raises:
+        StorageError: the location cannot be parsed.
     """
-    place = parse_location(location)
+    parsed = parse_location(location)
     settings = config if config is not None else default_config()
-    if place.is_local:
+    if parsed.is_local:
         from stream_pretrain.storage.local import LocalStore
 
-        return LocalStore(place, settings)
+        return LocalStore(parsed, settings)
     from stream_pretrain.storage.bucket import BucketStore
 
-    return BucketStore(place, settings)
+    return BucketStore(parsed, settings)
 
 
 def default_config() -> StorageConfig:
-    """The `storage` section with every default."""
+    """Return the `storage` section with every default."""
     from stream_pretrain.config.sections import StorageConfig
 
     return StorageConfig()

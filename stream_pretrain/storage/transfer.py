@@ -1,6 +1,6 @@
-"""Chunks -> a file that is whole or absent. In: an iterator of bytes. Out: the file's size.
+"""Write chunks of bytes to a file that is whole or absent.
 
-Does not fetch or retry.
+Nothing is fetched or retried here.
 """
 
 from __future__ import annotations
@@ -17,23 +17,26 @@ TEMPORARY_SUFFIX = ".tmp"
 
 
 def temporary_name(path: Path) -> Path:
-    """A name beside `path` that nobody else uses, and that a cache scan recognises."""
+    """Return an unused name beside `path` that a cache scan recognises as temporary."""
     return path.with_name(f"{path.name}.{os.getpid()}-{secrets.token_hex(4)}{TEMPORARY_SUFFIX}")
 
 
-def write_whole(
+def write_atomic(
     chunks: Iterable[bytes],
     path: Path,
     *,
-    place: str,
+    location: str,
     size: int | None = None,
     hashes: Mapping[str, str] | None = None,
     fsync: bool = False,
     publish: Callable[[Path, Path], None] = os.replace,
 ) -> int:
-    """Write `chunks` beside `path`, check size and hashes, rename; the size.
+    """Write `chunks` to a temporary file, check size and hashes, rename it; return the size.
 
-    Leaves nothing behind on failure.
+    Nothing is left behind on failure. `location` names the source in errors.
+
+    Raises:
+        StorageError: with the reason "damaged" when size or a hash differ.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = temporary_name(path)
@@ -45,16 +48,16 @@ def write_whole(
                 written += file.write(chunk)
                 if size is not None and written > size:
                     raise StorageError(
-                        f"{place}: more than the expected {size:,} bytes arrived.", "damaged"
+                        f"{location}: more than the expected {size:,} bytes arrived.", "damaged"
                     )
                 for digest in digests.values():
                     digest.update(chunk)
             if fsync:
                 file.flush()
                 os.fsync(file.fileno())
-        _check(place, size, written)
+        _check_size(location, size, written)
         for name, digest in digests.items():
-            check_hash(place, name, found=digest.hexdigest(), expected=(hashes or {})[name])
+            _check_hash(location, name, digest.hexdigest(), expected=(hashes or {})[name])
         publish(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
@@ -63,15 +66,14 @@ def write_whole(
     return written
 
 
-def _check(place: str, size: int | None, written: int) -> None:
+def _check_size(location: str, size: int | None, written: int) -> None:
     if size is not None and written != size:
-        raise StorageError(f"{place}: {written:,} bytes arrived, expected {size:,}.", "damaged")
+        raise StorageError(f"{location}: {written:,} bytes arrived, expected {size:,}.", "damaged")
 
 
-def check_hash(place: str, algorithm: str, *, found: str, expected: str) -> None:
-    """`StorageError` "damaged" when two digests differ."""
-    if found != expected.lower():
-        raise StorageError(f"{place}: {algorithm} is {found}, expected {expected}.", "damaged")
+def _check_hash(location: str, algorithm: str, digest: str, *, expected: str) -> None:
+    if digest != expected.lower():
+        raise StorageError(f"{location}: {algorithm} is {digest}, expected {expected}.", "damaged")
 
 
 def sync_directory(directory: Path) -> None:

@@ -13,7 +13,7 @@ import tiny_run as tiny
 import torch
 
 from stream_pretrain.checkpoint import save_directory
-from stream_pretrain.checkpoint.process import this_process
+from stream_pretrain.checkpoint.process_identity import this_process
 from stream_pretrain.checkpoint.save import Checkpoints
 from stream_pretrain.checkpoint.state import TrainState
 from stream_pretrain.errors import CheckpointError, OwnerError, StorageError

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from stream_pretrain.checkpoint.lease import LEASE_NAME, Owner, hold_lease, new_owner
-from stream_pretrain.checkpoint.process import Process, is_alive, this_process, token_is_alive
+from stream_pretrain.checkpoint.process_identity import Process, is_alive, this_process, token_is_alive
 from stream_pretrain.errors import OwnerError, StorageError
 from stream_pretrain.storage.store import Store, open_store
 
@@ -192,7 +192,7 @@ def test_lease_that_never_holds_still_is_an_error(bucket: str) -> None:
     run = open_store(bucket)
     run.write(LEASE_NAME, new_owner().to_json())
     with pytest.raises(OwnerError, match="changes all the time"):
-        hold_lease(Restless(run.place, run.config)).__enter__()
+        hold_lease(Restless(run.parsed_location, run.config)).__enter__()
 
 
 def test_owner_is_read_back(capsys: pytest.CaptureFixture[str]) -> None:

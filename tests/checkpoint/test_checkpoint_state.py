@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stream_pretrain.checkpoint.layout import Receipt, receipt_of, step_name, step_of
+from stream_pretrain.checkpoint.layout import Receipt, make_receipt, step_name, parse_step_name
 from stream_pretrain.checkpoint.retention import steps_to_delete
 from stream_pretrain.checkpoint.state import TrainState
 from stream_pretrain.errors import CheckpointError
@@ -95,15 +95,15 @@ def test_skipped_ranges_are_joined() -> None:
 
 def test_step_names_sort_and_are_read_back() -> None:
     assert step_name(1000) == "step-00001000"
-    assert step_of("step-00001000") == 1000
-    assert step_of(step_name(10**9)) == 10**9
+    assert parse_step_name("step-00001000") == 1000
+    assert parse_step_name(step_name(10**9)) == 10**9
     for other in ("step-1000", "step-00001000.tmp", ".saving-step-00001000", "step-000001000"):
-        assert step_of(other) is None
+        assert parse_step_name(other) is None
 
 
 def receipt() -> Receipt:
     stamps = [FileStamp(name=n, size=3, xxh3_128="ab" * 16) for n in ("b", "a")]
-    return receipt_of(
+    return make_receipt(
         step=4, data_step=5, digest="0" * 16, world_size=2, created=1.5, stamps=stamps
     )
 

@@ -17,9 +17,9 @@ from torch import Tensor, nn
 
 from stream_pretrain.checkpoint import dcp, restore, rng
 from stream_pretrain.checkpoint.save import Checkpoints
-from stream_pretrain.checkpoint.snapshot import own_share
+from stream_pretrain.checkpoint.snapshot import tensors_to_write
 from stream_pretrain.checkpoint.state import TrainState
-from stream_pretrain.checkpoint.tensors import clean_name, collect, unwrapped
+from stream_pretrain.checkpoint.tensors import clean_name, collect_tensors, unwrapped
 from stream_pretrain.errors import CheckpointError
 from stream_pretrain.schema import World
 
@@ -89,7 +89,7 @@ def test_two_optimizers_share_one_model(tmp_path: Path) -> None:
     other = tiny.make_model(seed=9)
     others = both(other)
     restored(tmp_path, other, others)  # type: ignore[arg-type]
-    mine, theirs = collect(network, optimizers), collect(other, others)
+    mine, theirs = collect_tensors(network, optimizers), collect_tensors(other, others)
     assert mine.optimizer.keys() == theirs.optimizer.keys()
     for name, tensor in mine.optimizer.items():
         assert torch.equal(tensor, theirs.optimizer[name]), name
@@ -179,7 +179,7 @@ def test_other_ties_are_refused(tmp_path: Path) -> None:
 def test_tied_tensors_are_written_once(tmp_path: Path) -> None:
     saver, _ = saved(tmp_path)
     index = dcp.read_index(tmp_path / "checkpoints/step-00000003/model")
-    assert "head.weight" not in dcp.tensor_facts(index)
+    assert "head.weight" not in dcp.tensor_metadata(index)
     assert saver.model.head.weight is saver.model.embedding.weight
 
 
@@ -222,7 +222,7 @@ def test_what_cannot_be_saved_is_refused_with_its_name(tmp_path: Path) -> None:
             return {"calls": 1}
 
     with pytest.raises(CheckpointError, match="_extra_state: a dict in the model's state"):
-        collect(Extra(2, 2), [])
+        collect_tensors(Extra(2, 2), [])
 
 
 def test_wrappers_leave_no_trace_in_names() -> None:
@@ -231,7 +231,7 @@ def test_wrappers_leave_no_trace_in_names() -> None:
     assert isinstance(compiled, nn.Module)
     assert unwrapped(compiled) is network
     assert clean_name("block._checkpoint_wrapped_module.0.weight") == "block.0.weight"
-    assert collect(compiled, []).model.keys() == collect(network, []).model.keys()
+    assert collect_tensors(compiled, []).model.keys() == collect_tensors(network, []).model.keys()
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3])
@@ -239,8 +239,8 @@ def test_replicated_tensors_are_shared_out_evenly(ranks: int) -> None:
     network = tiny.make_model(tied=False)
     optimizer = tiny.make_optimizer(network)
     tiny.train(network, optimizer, TrainState(), 1)
-    tensors = collect(network, [optimizer])
-    shares = [own_share(tensors, World(rank=r, world_size=ranks)) for r in range(ranks)]
+    tensors = collect_tensors(network, [optimizer])
+    shares = [tensors_to_write(tensors, World(rank=r, world_size=ranks)) for r in range(ranks)]
     for part, everything in (("model", tensors.model), ("optimizer", tensors.optimizer)):
         names = [name for share in shares for name in share[part]]
         assert sorted(names) == sorted(everything)
@@ -294,7 +294,7 @@ def test_directory_that_disagrees_with_itself_is_refused(tmp_path: Path) -> None
         restore.load_state(found.directory, found.receipt)
     (found.directory / "tensors.json").write_text("{}")
     with pytest.raises(CheckpointError, match=r"tensors\.json: cannot be read"):
-        restore.read_notes(found.directory)
+        restore.read_tensors_json(found.directory)
     (found.directory / "model/.metadata").write_bytes(b"")
     with pytest.raises(CheckpointError, match=r"\.metadata: cannot be read"):
         dcp.read_index(found.directory / "model")

@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor
 
 from stream_pretrain.checkpoint.save import Checkpoints
 from stream_pretrain.checkpoint.state import TrainState
-from stream_pretrain.checkpoint.tensors import collect
+from stream_pretrain.checkpoint.tensors import collect_tensors
 from stream_pretrain.config.sections import CheckpointConfig, StorageConfig
 from stream_pretrain.data.digest import chain
 from stream_pretrain.schema import World
@@ -119,7 +119,7 @@ def whole(tensor: Tensor) -> Tensor:
 
 def fingerprint(model: nn.Module, optimizer: torch.optim.Optimizer) -> str:
     """A hash of every bit of model and optimizer, the same under every topology."""
-    tensors = collect(model, [optimizer])
+    tensors = collect_tensors(model, [optimizer])
     digest = hashlib.sha256()
     everything: Mapping[str, Tensor] = {**tensors.model, **tensors.optimizer}
     for name in sorted(everything):

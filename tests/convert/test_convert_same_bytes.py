@@ -381,6 +381,6 @@ def test_a_write_that_a_bucket_cut_short_is_an_error(bucket: str) -> None:
             return super().write(key, data[:-1], **options)
 
     store = open_store(bucket)
-    lossy = Lossy(store.place, store.config)
+    lossy = Lossy(store.parsed_location, store.config)
     with pytest.raises(StorageError, match="2 bytes after writing 3 bytes"):
         write_verified(lossy, "a", b"abc")

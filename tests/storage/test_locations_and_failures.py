@@ -13,7 +13,7 @@ from stream_pretrain.errors import StorageError
 from stream_pretrain.storage.failures import explain, redact, storage_error
 from stream_pretrain.storage.hashing import hash_of, is_known, stamp_of, xxh3_128_of, xxh64_of
 from stream_pretrain.storage.location import is_remote, join, parse_location
-from stream_pretrain.storage.retry import Retry, RetryPolicy, retried
+from stream_pretrain.storage.retry import Retry, RetryPolicy, call_with_retries
 
 
 @pytest.mark.parametrize(
@@ -166,7 +166,7 @@ def failing(reasons: list[str]) -> tuple[list[int], object]:
 def run(function: object, clock: Clock, seen: list[Retry] | None = None, **policy: object) -> str:
     settings = RetryPolicy(clock=clock, sleep=clock.sleep, **policy)  # type: ignore[arg-type]
     on_retry = None if seen is None else seen.append
-    return retried(function, place="x", doing="y", policy=settings, on_retry=on_retry)  # type: ignore[arg-type]
+    return call_with_retries(function, location="x", operation="y", policy=settings, on_retry=on_retry)  # type: ignore[arg-type]
 
 
 def test_waits_grow_and_each_retry_is_told_once() -> None:

@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 _Kind: TypeAlias = "tuple[int, int, torch.dtype]"
 
 
-def lay_out(optimizer: Optimizer) -> None:
+def init_optimizer_state(optimizer: Optimizer) -> None:
     """Replace the optimizer's state by a fresh one."""
     kinds = _parameters_by_kind(optimizer)
     samples = {kind: min(parameters, key=Tensor.numel) for kind, parameters in kinds.items()}
