@@ -1,9 +1,9 @@
-"""Named tensors <-> one directory in torch.distributed.checkpoint's format. Does not hash, rename
-or communicate.
+"""Write and read named tensors in one directory of torch.distributed.checkpoint's (DCP) format.
 
-The planner and the file writer are driven step by step, because planning needs one exchange between
-the ranks that carries our errors too, and writing must take the host copies while the plan is made
-from the live, sharded tensors.
+The DCP planner and file writer are driven step by step, for two reasons: planning needs one
+exchange between the ranks that carries our errors too, and the plan is made from the sharded
+tensors of the model while the bytes are written from their host copies. Nothing is hashed, renamed
+or sent to other ranks here.
 """
 
 from __future__ import annotations
@@ -37,61 +37,64 @@ _INDEX_NAMES = {
 
 
 class _HostCopyPlanner(DefaultSavePlanner):
-    """Plans from live tensors, writes their host copies (this rank's shard of each)."""
+    """Plan from the sharded tensors, write the host copy of this rank's shard of each."""
 
-    def __init__(self, host: Mapping[str, Tensor]) -> None:
+    def __init__(self, host_copies: Mapping[str, Tensor]) -> None:
         super().__init__()
-        self._host = host
+        self._host_copies = host_copies
 
     def lookup_object(self, index: MetadataIndex) -> Any:
-        return self._host[index.fqn]
+        return self._host_copies[index.fqn]
 
 
 class DcpWriter:
-    """Writes one directory of tensors over all ranks: `local_plan`, exchange, `write`, exchange,
-    `finish`.
+    """Writes one directory of tensors from all ranks.
+
+    The calls are `local_plan` on all ranks, `global_plan` on rank 0, `write` on all ranks with the
+    plan that rank 0 made for each, and `finish` on rank 0.
     """
 
-    def __init__(self, live: Mapping[str, Tensor], host: Mapping[str, Tensor]) -> None:
-        self._live = dict(live)
-        self._planner = _HostCopyPlanner(host)
+    def __init__(self, tensors: Mapping[str, Tensor], host_copies: Mapping[str, Tensor]) -> None:
+        self._tensors = dict(tensors)
+        self._planner = _HostCopyPlanner(host_copies)
         self._writer: FileSystemWriter | None = None
         self._metadata: Metadata | None = None
 
     def local_plan(self, directory: Path, *, is_rank0: bool) -> SavePlan:
-        """What this rank would write; all ranks' plans go to the leader's `global_plan`."""
+        """Return what this rank would write; rank 0 passes all plans to `global_plan`."""
         self._writer = FileSystemWriter(directory, sync_files=True, per_thread_copy_ahead=0)
-        self._planner.set_up_planner(self._live, self._writer.storage_meta(), is_rank0)
+        self._planner.set_up_planner(self._tensors, self._writer.storage_meta(), is_rank0)
         self._writer.set_up_storage_writer(is_rank0)
         return self._writer.prepare_local_plan(self._planner.create_local_plan())
 
     def global_plan(self, plans: Sequence[SavePlan]) -> list[SavePlan]:
-        """Leader only: what each rank is to write."""
+        """Return what each rank writes; called on rank 0 only."""
         assert self._writer is not None
-        agreed, self._metadata = self._planner.create_global_plan(list(plans))
-        return list(self._writer.prepare_global_plan(agreed))
+        merged, self._metadata = self._planner.create_global_plan(list(plans))
+        return list(self._writer.prepare_global_plan(merged))
 
     def write(self, plan: SavePlan) -> list[WriteResult]:
-        """Write and sync this rank's file; the results go to the leader's `finish`."""
+        """Write and sync this rank's file; rank 0 passes all results to `finish`."""
         assert self._writer is not None
         future = self._writer.write_data(self._planner.finish_plan(plan), self._planner)
         future.wait()
         return list(future.value())
 
     def finish(self, results: Iterable[list[WriteResult]]) -> None:
-        """Leader only: write the index of all ranks' tensors."""
+        """Write the index of all ranks' tensors; called on rank 0 only."""
         assert self._writer is not None and self._metadata is not None
         self._writer.finish(self._metadata, list(results))
 
 
 def read_into(directory: Path, targets: Mapping[str, Tensor]) -> None:
-    """Fill the target tensors in place, each rank its own shard, whatever topology wrote them.
+    """Fill the target tensors in place, on each rank its own shard, whatever topology wrote them.
 
-    `CheckpointError` when a target is not in the directory or has another shape or type.
+    Raises:
+        CheckpointError: a target is not in the directory, or has another shape or type there.
     """
     reader = FileSystemReader(directory)
     metadata = read_index(directory)
-    _compare(directory, metadata, targets)
+    _require_same_shapes(directory, metadata, targets)
     planner = DefaultLoadPlanner()
     planner.set_up_planner(dict(targets), metadata, True)
     reader.set_up_storage_reader(metadata, True)
@@ -101,36 +104,39 @@ def read_into(directory: Path, targets: Mapping[str, Tensor]) -> None:
 
 
 def read_index(directory: Path) -> Metadata:
-    """The index of a directory: names, shapes, types, places in files. Runs no code from it."""
-    place = directory / METADATA_NAME
+    """Read the index of a directory: names, shapes, types and offsets of its tensors.
+
+    The index is a pickle; no code in it is run.
+    """
+    path = directory / METADATA_NAME
     try:
-        with place.open("rb") as file:
+        with path.open("rb") as file:
             index = _IndexUnpickler(file).load()
         if not isinstance(index, Metadata):
             raise pickle.UnpicklingError(f"holds a {type(index).__name__}")
     except Exception as error:  # an unpickler raises anything
         raise CheckpointError(
-            f"{place}: cannot be read ({error}). Use another checkpoint."
+            f"{path}: cannot be read ({error}). Use another checkpoint."
         ) from error
     return index
 
 
 class _IndexUnpickler(pickle.Unpickler):
-    """An index is a pickle: only the classes that belong in one are made."""
+    """Unpickles an index; only the classes that belong in one are loaded."""
 
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) in _INDEX_NAMES:
             return super().find_class(module, name)
         if module in (Metadata.__module__, "torch") and "." not in name:
-            found = super().find_class(module, name)
-            own = isinstance(found, type) and found.__module__ == Metadata.__module__
-            if own or isinstance(found, torch.dtype):
-                return found
+            value = super().find_class(module, name)
+            is_metadata = isinstance(value, type) and value.__module__ == Metadata.__module__
+            if is_metadata or isinstance(value, torch.dtype):
+                return value
         raise pickle.UnpicklingError(f"{module}.{name} does not belong in it")
 
 
 def tensor_metadata(metadata: Metadata) -> dict[str, TensorStorageMetadata]:
-    """NamedTensors of an index by name."""
+    """Return the metadata of the tensors in an index, by name."""
     return {
         name: entry
         for name, entry in metadata.state_dict_metadata.items()
@@ -138,7 +144,9 @@ def tensor_metadata(metadata: Metadata) -> dict[str, TensorStorageMetadata]:
     }
 
 
-def _compare(directory: Path, metadata: Metadata, targets: Mapping[str, Tensor]) -> None:
+def _require_same_shapes(
+    directory: Path, metadata: Metadata, targets: Mapping[str, Tensor]
+) -> None:
     stored = tensor_metadata(metadata)
     faults = []
     for name, target in targets.items():

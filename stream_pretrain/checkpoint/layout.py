@@ -1,13 +1,13 @@
-"""Names and receipts. In: steps and file stamps. Out: paths, `Receipt` and its JSON. Touches no
-files.
+"""Define the names of a checkpoint's files and its receipt. No file is touched here.
 
-    RUN/checkpoints/step-00001000/
-      model/ optimizer/     tensors as torch.distributed.checkpoint writes them
-      tensors.json          what these leave out: tied names, optimizer scalars, group settings
-      state.json            TrainState
-      rng-00000.pt          random generators, one file per rank
-      tokenizer/ model_config.yaml
-      receipt.json          last: every file with size and xxh3-128, sealed by a hash over itself
+RUN/checkpoints/step-00001000/
+  model/ optimizer/     tensors as torch.distributed.checkpoint writes them
+  tensors.json          what DCP leaves out: tied names, optimizer scalars, group settings
+  state.json            TrainState
+  rng-00000.pt          random generators, one file per rank
+  tokenizer/ model_config.yaml
+  receipt.json          written last: every file with its size and xxh3-128, and a seal, which
+                        is a hash of the receipt itself
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from stream_pretrain.errors import CheckpointError
-from stream_pretrain.schema import RECEIPT_NAME, FileStamp
+from stream_pretrain.schema import FileStamp
 from stream_pretrain.storage.hashing import xxh3_128_of
 
 CHECKPOINTS = "checkpoints"
@@ -34,29 +34,28 @@ DELETING_PREFIX = ".deleting-"
 RECEIPT_SCHEMA_VERSION = 1
 _STEP = re.compile(r"step-(\d{8,})")
 
-__all__ = ["RECEIPT_NAME", "Receipt", "rng_name", "step_name", "parse_step_name"]
-
 
 def step_name(step: int) -> str:
-    """`step-00001000`: eight digits or more, so that names sort as numbers do."""
+    """Return a name like `step-00001000`: with eight digits or more, names sort as numbers do."""
     return f"step-{step:08d}"
 
 
 def parse_step_name(name: str) -> int | None:
-    """The step in a directory name, None where it is not a checkpoint's."""
+    """Return the step in a checkpoint's directory name, None for any other name."""
     match = _STEP.fullmatch(name)
     return int(match.group(1)) if match and step_name(int(match.group(1))) == name else None
 
 
 def rng_name(rank: int) -> str:
-    """File of one rank's random generators."""
+    """Return the name of the file with one rank's random generator states."""
     return f"rng-{rank:05d}.pt"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Receipt:
-    """The file that makes a checkpoint exist. `files` excludes the receipt; `created` is Unix
-    seconds.
+    """The file that makes a checkpoint exist.
+
+    `files` lists every other file of the checkpoint; `created` is in Unix seconds.
     """
 
     step: int
@@ -72,17 +71,19 @@ class Receipt:
         return sum(stamp.size for stamp in self.files)
 
     def to_json(self) -> str:
-        """Indented JSON with sorted keys, sealed: a flipped bit anywhere is noticed when it is
-        read.
-        """
+        """Return indented JSON with sorted keys and a seal, so that any flipped bit is noticed."""
         body = {"schema_version": RECEIPT_SCHEMA_VERSION, "kind": "checkpoint", **asdict(self)}
         return _dump({**body, "seal": _seal(body)})
 
     @classmethod
-    def from_json(cls, text: bytes, where: str) -> Receipt:
-        """Parse a receipt; `where` names it in the `CheckpointError` that a bad one raises."""
+    def from_json(cls, text: bytes, location: str) -> Receipt:
+        """Parse and check a receipt; `location` names it in errors.
+
+        Raises:
+            CheckpointError: the receipt is empty or damaged, or has an unknown schema.
+        """
         if not text.strip():
-            raise CheckpointError(f"{where}: empty receipt. Use another checkpoint.")
+            raise CheckpointError(f"{location}: empty receipt. Use another checkpoint.")
         try:
             raw = json.loads(text)
             if not isinstance(raw, dict):
@@ -97,7 +98,7 @@ class Receipt:
             return cls(files=files, **raw)
         except (ValueError, TypeError, KeyError) as error:
             raise CheckpointError(
-                f"{where}: damaged receipt ({error}). Use another checkpoint."
+                f"{location}: damaged receipt ({error}). Use another checkpoint."
             ) from error
 
 
@@ -110,9 +111,7 @@ def make_receipt(
     created: float,
     stamps: Iterable[FileStamp],
 ) -> Receipt:
-    """A receipt over the stamps of all ranks, sorted by name; two stamps of one name are a fault of
-    ours.
-    """
+    """Return a receipt for the files of all ranks, sorted by name."""
     files = tuple(sorted(stamps, key=lambda stamp: stamp.name))
     names = [stamp.name for stamp in files]
     assert len(set(names)) == len(names), f"two ranks wrote the same file: {names}"

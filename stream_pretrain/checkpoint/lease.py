@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field, replace
 from typing import TypeAlias
 
-from stream_pretrain.checkpoint.process_identity import Process, is_alive, this_process
+from stream_pretrain.checkpoint.process_identity import ProcessIdentity, is_alive, this_process
 from stream_pretrain.errors import OwnerError, StorageError
 from stream_pretrain.storage.store import Store
 from stream_pretrain.units import format_duration
@@ -38,21 +38,22 @@ class Owner:
     """Who holds a run directory, as `lease.json` says. Times are Unix seconds on its clock."""
 
     uuid: str
-    process: Process
+    process: ProcessIdentity
     since: float
     renewed: float
     released: bool = False
 
     def to_json(self) -> bytes:
         """Indented JSON with sorted keys."""
-        return (json.dumps(asdict(self), indent=2, sort_keys=True) + "\n").encode()
+        body = {**asdict(self), "process": self.process.to_dict()}
+        return (json.dumps(body, indent=2, sort_keys=True) + "\n").encode()
 
     @classmethod
     def from_json(cls, text: bytes) -> Owner | None:
         """The owner in a file; None where it names nobody."""
         try:
             raw = json.loads(text)
-            return cls(**{**raw, "process": Process(**raw["process"])})
+            return cls(**{**raw, "process": ProcessIdentity.from_dict(raw["process"])})
         except (ValueError, TypeError, KeyError):
             return None
 
@@ -261,7 +262,7 @@ def _held(run: Store) -> tuple[Owner | None, str] | None:
     raise OwnerError(f"{run.url(LEASE_NAME)}: changes all the time. Stop its owners first.")
 
 
-def _outlives_a_kill(process: Process) -> bool | None:
+def _outlives_a_kill(process: ProcessIdentity) -> bool | None:
     """As `is_alive`, but a process of this machine that is being taken apart is given time to
     go.
     """

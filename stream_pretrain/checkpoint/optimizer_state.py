@@ -1,10 +1,11 @@
-"""What an optimizer's tensors look like before there is one. In: an optimizer. Out: the same with
-tensors of the right shape, type, place and sharding for every trainable parameter, their values
-arbitrary. The parameters themselves may change: a checkpoint is about to overwrite them.
+"""Allocate an optimizer's state before its first step, so that a checkpoint can be loaded into it.
 
-An optimizer lays out its own state in its first step. A whole step takes as long as training does
-(five seconds for 110 million parameters on two cores), so one small parameter of each kind is
-stepped, and the others are laid out like it.
+Every trainable parameter gets state tensors of the right shape, type, device and sharding, with
+arbitrary values. The parameters themselves may change: a checkpoint is about to overwrite them.
+
+An optimizer allocates its own state in its first step. A whole step takes as long as training does
+(five seconds for 110 million parameters on two cores), so only one small parameter of each kind is
+stepped, and the state of the others is allocated like that parameter's.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ _Kind: TypeAlias = "tuple[int, int, torch.dtype]"
 
 
 def init_optimizer_state(optimizer: Optimizer) -> None:
-    """Replace the optimizer's state by a fresh one."""
+    """Replace the optimizer's state by a newly allocated one."""
     kinds = _parameters_by_kind(optimizer)
     samples = {kind: min(parameters, key=Tensor.numel) for kind, parameters in kinds.items()}
     _step_on_zeros(optimizer, samples.values())
@@ -28,16 +29,16 @@ def init_optimizer_state(optimizer: Optimizer) -> None:
         _step_on_zeros(optimizer, [p for parameters in kinds.values() for p in parameters])
         return
     for kind, parameters in kinds.items():
-        model = dict(optimizer.state.get(samples[kind], {}))
+        template = dict(optimizer.state.get(samples[kind], {}))
         for parameter in parameters:
-            if model and parameter is not samples[kind]:
+            if template and parameter is not samples[kind]:
                 optimizer.state[parameter] = {
-                    key: _like(value, samples[kind], parameter) for key, value in model.items()
+                    key: _like(value, samples[kind], parameter) for key, value in template.items()
                 }
 
 
 def _parameters_by_kind(optimizer: Optimizer) -> dict[_Kind, list[Tensor]]:
-    """Trainable parameters by group, dimensions and type: those of one kind have the same state."""
+    """Group trainable parameters by group, dimensions and type, which decide about their state."""
     kinds: dict[_Kind, list[Tensor]] = {}
     for index, group in enumerate(optimizer.param_groups):
         for parameter in group["params"]:
@@ -47,7 +48,7 @@ def _parameters_by_kind(optimizer: Optimizer) -> dict[_Kind, list[Tensor]]:
 
 
 def _is_plain(optimizer: Optimizer, parameter: Tensor) -> bool:
-    """Whether every tensor of the state is as large as the parameter, or a single number."""
+    """Return True when each state tensor has the parameter's shape or is a single number."""
     values = optimizer.state.get(parameter, {}).values()
     return all(v.shape in (parameter.shape, ()) for v in values if isinstance(v, Tensor))
 
@@ -61,7 +62,7 @@ def _like(value: Any, sample: Tensor, parameter: Tensor) -> Any:
 
 
 def _step_on_zeros(optimizer: Optimizer, parameters: Collection[Tensor]) -> None:
-    """A step with gradients of zero and rates of zero."""
+    """Take one step with zero gradients, zero learning rate and zero weight decay."""
     optimizer.state.clear()
     optimizer.zero_grad(set_to_none=True)
     saved: list[dict[str, Any]] = []

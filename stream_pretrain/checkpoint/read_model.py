@@ -1,6 +1,6 @@
-"""Model tensors of a checkpoint, for export and generation. In: a run directory. Out: whole tensors
-by name, and the training state. Needs no process group, no model and no optimizer; of a bucket it
-fetches the model's files alone.
+"""Read the model's tensors and the training state from a checkpoint, for export and audits.
+
+No process group, model or optimizer is needed. From a bucket only the model's files are fetched.
 """
 
 from __future__ import annotations
@@ -30,16 +30,17 @@ from stream_pretrain.errors import CheckpointError, StorageError
 from stream_pretrain.schema import FileStamp
 from stream_pretrain.storage.store import Store
 
-FETCHES_AT_ONCE = 4
+PARALLEL_FETCHES = 4
 T = TypeVar("T")
 
 
 def read_model_state(
     run: Store, step: int | None = None
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """NamedTensors of the model by name (tied ones share a storage) and the state as plain values.
+    """Return the model's tensors by name and the training state as plain values.
 
-    `step` None takes the newest checkpoint that is whole. Sizes and hashes are checked.
+    Tied tensors share a storage. The checkpoint is that of `step`, or the newest whole one. Sizes
+    and hashes are checked.
 
     Raises:
         CheckpointError: there is none, or the one asked for is damaged.
@@ -48,13 +49,13 @@ def read_model_state(
 
     def read(receipt: Receipt) -> tuple[dict[str, Tensor], dict[str, Any]]:
         with _model_files(checkpoint_dir, receipt) as directory:
-            return _read(directory), asdict(restore.load_state(directory, receipt))
+            return _read_tensors(directory), asdict(restore.load_state(directory, receipt))
 
     return _first_whole(checkpoint_dir, step, read, hashes=run.is_local)
 
 
 def read_state(run: Store, step: int | None = None) -> TrainState:
-    """The training state of the newest whole checkpoint, or of `step`; no tensor is read.
+    """Return the training state of `step`, or of the newest whole checkpoint; read no tensor.
 
     Raises:
         CheckpointError: there is none, or the one asked for is damaged.
@@ -64,18 +65,18 @@ def read_state(run: Store, step: int | None = None) -> TrainState:
 
 
 def read_model_files(run: Store, step: int, names: tuple[str, ...], into: Path) -> list[Path]:
-    """Copy files that travel with a checkpoint (tokenizer, model configuration), checked.
+    """Copy files of a checkpoint (tokenizer, model configuration) to `into`, and check them.
 
-    `names` are files or directories; the paths of the copies.
+    `names` are files or directories. Return the paths of the copies.
     """
     checkpoint_dir = CheckpointDir(run)
     receipt = checkpoint_dir.receipt(step)
-    chosen = [
+    stamps = [
         stamp
         for stamp in receipt.files
         if any(stamp.name == name or stamp.name.startswith(f"{name}/") for name in names)
     ]
-    return _fetch(checkpoint_dir, step, chosen, into)
+    return _fetch(checkpoint_dir, step, stamps, into)
 
 
 def _first_whole(
@@ -111,17 +112,17 @@ def _candidates(checkpoint_dir: CheckpointDir, step: int | None) -> list[int]:
 
 @contextmanager
 def _model_files(checkpoint_dir: CheckpointDir, receipt: Receipt) -> Iterator[Path]:
-    """A directory that holds the model's part of a checkpoint."""
+    """Yield a local directory that holds the model's files of a checkpoint."""
     if checkpoint_dir.store.is_local:
         yield checkpoint_dir.store.path / step_name(receipt.step)
         return
-    wanted = [
+    stamps = [
         stamp
         for stamp in receipt.files
         if stamp.name.startswith(f"{MODEL_DIR}/") or stamp.name in (STATE_NAME, TENSORS_NAME)
     ]
     with tempfile.TemporaryDirectory(prefix="checkpoint-") as directory:
-        _fetch(checkpoint_dir, receipt.step, wanted, Path(directory))
+        _fetch(checkpoint_dir, receipt.step, stamps, Path(directory))
         yield Path(directory)
 
 
@@ -137,14 +138,15 @@ def _fetch(
         )
         return path
 
-    with ThreadPoolExecutor(FETCHES_AT_ONCE) as pool:
+    with ThreadPoolExecutor(PARALLEL_FETCHES) as pool:
         return list(pool.map(fetch, stamps))
 
 
-def _read(directory: Path) -> dict[str, Tensor]:
-    facts = dcp.tensor_metadata(dcp.read_index(directory / MODEL_DIR))
+def _read_tensors(directory: Path) -> dict[str, Tensor]:
+    metadata = dcp.tensor_metadata(dcp.read_index(directory / MODEL_DIR))
     tensors = {
-        name: torch.empty(fact.size, dtype=fact.properties.dtype) for name, fact in facts.items()
+        name: torch.empty(entry.size, dtype=entry.properties.dtype)
+        for name, entry in metadata.items()
     }
     dcp.read_into(directory / MODEL_DIR, tensors)
     for name, first in restore.read_tensors_json(directory)["tied"].items():

@@ -1,7 +1,7 @@
-"""Random generators of one rank. In: nothing, or a file. Out: a file, or set generators. Does not
-touch the data order.
+"""Save and restore the random generators of one rank.
 
-Stored as tensors and plain values, so that the file loads with `weights_only=True`.
+The states are stored as tensors and plain values, so that the file loads with `weights_only=True`.
+The order of the data does not depend on these generators.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ from stream_pretrain.errors import CheckpointError
 
 
 def capture() -> bytes:
-    """States of Python's, numpy's, torch's and (where used) this rank's CUDA generator, as file
-    content.
+    """Return the states of all generators of this rank as the content of a file.
+
+    These are Python's, numpy's, torch's and, once CUDA is in use, that of this rank's device.
     """
     version, words, gauss = random.getstate()
     name, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
@@ -47,7 +48,7 @@ def capture() -> bytes:
 
 
 def restore(path: Path) -> None:
-    """Set all generators from a file; `CheckpointError` where it does not hold them."""
+    """Set all generators from a file; `CheckpointError` when it does not hold their states."""
     try:
         saved = torch.load(path, map_location="cpu", weights_only=True)
         python, legacy = saved["python"], saved["numpy"]
@@ -61,13 +62,14 @@ def restore(path: Path) -> None:
             torch.cuda.set_rng_state(saved["cuda"])
     except Exception as error:  # an unpickler raises anything
         raise CheckpointError(
-            f"{path}: no random state in it ({error}). Use another checkpoint."
+            f"{path}: holds no random generator states ({error}). Use another checkpoint."
         ) from error
 
 
 def derive(*, seed: int, step: int, rank: int) -> None:
-    """Set all generators from numbers alone: what a rank does that has no file (another world
-    size).
+    """Set all generators from these numbers, for a rank that has no file of its own.
+
+    This happens when the world size has changed since the checkpoint was written.
     """
     word = xxhash.xxh64_intdigest(f"{seed}/{step}/{rank}".encode())
     random.seed(word)

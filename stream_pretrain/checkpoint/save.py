@@ -1,8 +1,8 @@
-"""`Checkpoints`: what the training loop sees. In: state, model, optimizers. Out: checkpoints, and a
-restored run.
+"""Save, find and restore the checkpoints of one run: the interface for the training loop.
 
-A save is: copy to host memory (the loop waits) -> files under a temporary name, synced -> receipt
--> in the run directory. Does not decide when to save.
+A save copies model, optimizers and state to host memory while the loop waits. Then, in the
+background, it writes the files under a temporary name, syncs them, adds the receipt and publishes
+them in the run directory. When to save is decided elsewhere.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from stream_pretrain.checkpoint import restore, snapshot
-from stream_pretrain.checkpoint.background import Background
+from stream_pretrain.checkpoint.background_save import BackgroundSave, not_saved
 from stream_pretrain.checkpoint.checkpoint_dir import CheckpointDir
 from stream_pretrain.checkpoint.host_buffers import HostBuffers
 from stream_pretrain.checkpoint.publish import Publisher
@@ -27,14 +27,8 @@ from stream_pretrain.checkpoint.rank_group import RankGroup
 from stream_pretrain.checkpoint.search import CheckpointRef, CheckpointSearch, Resume
 from stream_pretrain.checkpoint.snapshot import Snapshot
 from stream_pretrain.checkpoint.state import TrainState
-from stream_pretrain.errors import (
-    CheckpointError,
-    OwnerError,
-    StorageError,
-    StreamPretrainError,
-)
+from stream_pretrain.errors import OwnerError, StreamPretrainError
 from stream_pretrain.schema import World
-from stream_pretrain.storage.failures import storage_error
 from stream_pretrain.storage.hashing import xxh64_of
 from stream_pretrain.storage.store import Store, open_store
 
@@ -50,13 +44,13 @@ def _warn(message: str) -> None:
 
 @dataclass(kw_only=True, eq=False)
 class Checkpoints:
-    """Finds, restores and saves the checkpoints of one run; all ranks make the same calls in order.
+    """Finds, restores and saves the checkpoints of one run.
 
-    `run` is the run directory; `staging` is used when that is a bucket. `group` is a gloo group of
-    all ranks that nothing else uses. Files below `extras` go into every checkpoint.
-    `before_receipt` runs on rank 0, in a thread, before a receipt is written: it makes the metrics
-    safe and confirms the lease; for a bucket it runs twice a save. `seed` sets random generators
-    after a change of world size.
+    All ranks make the same calls in the same order. `run` is the run directory; `staging`, a local
+    directory, is used when that is a bucket. `group` is a gloo group of all ranks that nothing else
+    uses. Files below `extras` are copied into every checkpoint. `before_receipt` runs on rank 0, in
+    a thread, before a receipt is written: it flushes the metrics and confirms the lease; for a
+    bucket it runs twice per save. `seed` sets the random generators after a change of world size.
     """
 
     run: Store
@@ -71,19 +65,21 @@ class Checkpoints:
     seed: int = 0
     warn: Callable[[str], None] = _warn
     seconds_per_save: float = 0.0
-    """Longest time from the start of a save to its receipt, so far."""
+    """Longest time so far from the start of a save to its receipt."""
     saved_step: int | None = None
     """Step of the newest checkpoint that is whole in the run directory (not only in staging)."""
     _started_step: int | None = None
     _optimizers: list[Optimizer] = field(init=False)
     _publisher: Publisher = field(init=False)
     _search: CheckpointSearch = field(init=False)
-    _background: Background = field(default_factory=Background)
+    _background: BackgroundSave = field(init=False)
     _buffers: HostBuffers = field(default_factory=HostBuffers)
 
     def __post_init__(self) -> None:
-        given = self.optimizer
-        self._optimizers = [given] if isinstance(given, Optimizer) else list(given)
+        optimizer = self.optimizer
+        self._optimizers = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
+        disk = self.run.location if self.run.is_local else str(self.staging)
+        self._background = BackgroundSave(self.run.url(), disk)
         ranks = RankGroup(self.world, self.group)
         run = CheckpointDir(self.run)
         staging = None if self.run.is_local else CheckpointDir(open_store(self._staging_of_run()))
@@ -103,109 +99,101 @@ class Checkpoints:
             warn=lambda message: self.warn(message),
         )
         if self.config.asynchronous:
-            expected = snapshot.expected_shards(self.model, self._optimizers, self.world)
-            self._buffers.prepare(expected)
+            shards = snapshot.expected_shards(self.model, self._optimizers, self.world)
+            self._buffers.prepare(shards)
 
     def _staging_of_run(self) -> Path:
-        """Runs that share a staging directory do not share checkpoints."""
+        """Return this run's part of the staging directory, which several runs may share."""
         return self.staging / xxh64_of(self.run.location.encode())
 
     # ---- finding and restoring
 
     def find(self, resume: Resume, *, at_most: int | None = None) -> CheckpointRef | None:
-        """The checkpoint to go on from, verified; None when the run has none.
+        """Return the checkpoint to resume from, verified; None when the run has none.
 
-        `auto` takes the newest whole one (not beyond `at_most`), passing over damaged ones with a
-        warning that names the file; a step takes that one or raises `CheckpointError`; `never`
-        raises it when there is any.
+        `auto` means the newest whole one not beyond step `at_most`; a damaged one is skipped with a
+        warning that names the file. A number means the checkpoint of that step.
+
+        Raises:
+            CheckpointError: the step asked for is missing or damaged, or `resume` is `never` and
+                the run has checkpoints.
         """
         self.wait()
         return self._search.find(resume, at_most=at_most)
 
-    def state_of(self, found: CheckpointRef) -> TrainState:
-        """The state in a checkpoint, to be compared with the configuration before `restore`."""
+    def state_of(self, checkpoint: CheckpointRef) -> TrainState:
+        """Return the state in a checkpoint, to compare it with the configuration first."""
         return self._publisher.ranks.rank0(
-            lambda: restore.load_state(found.directory, found.receipt)
+            lambda: restore.load_state(checkpoint.directory, checkpoint.receipt)
         )
 
-    def restore(self, found: CheckpointRef) -> TrainState:
-        """Fill model, optimizers and random generators in place; the state that goes with them.
+    def restore(self, checkpoint: CheckpointRef) -> TrainState:
+        """Fill model, optimizers and random generators in place, and return the state.
 
-        Also while training (a rewind). The checkpoints beyond this step are given up with the next
-        save. One that only staging has is published in the background.
+        This also works while training (a rewind). The checkpoints beyond this step are superseded
+        by the next save. A checkpoint that only staging has is uploaded in the background.
         """
         self.wait()
-        self._publisher.ranks.all_ranks(lambda: self._fill_from(found))
-        self._started_step = found.step
-        self._publisher.rewind_to(found.step)
-        if found.published:
-            self.saved_step = found.step
+        self._publisher.ranks.all_ranks(lambda: self._load(checkpoint))
+        self._started_step = checkpoint.step
+        self._publisher.rewind_to(checkpoint.step)
+        if checkpoint.published:
+            self.saved_step = checkpoint.step
         else:
-            self._background.start(lambda: self._guarded(found.step, self._publish_staged(found)))
-        return restore.load_state(found.directory, found.receipt)
+            self._background.start(checkpoint.step, lambda: self._upload_staged(checkpoint))
+        return restore.load_state(checkpoint.directory, checkpoint.receipt)
 
-    def _fill_from(self, found: CheckpointRef) -> None:
-        restore.load_state(found.directory, found.receipt)
-        restore.load_tensors(found.directory, self.model, self._optimizers)
-        restore.load_rng(found.directory, found.receipt, self.world, self.seed)
+    def _load(self, checkpoint: CheckpointRef) -> None:
+        restore.load_state(checkpoint.directory, checkpoint.receipt)
+        restore.load_tensors(checkpoint.directory, self.model, self._optimizers)
+        restore.load_rng(checkpoint.directory, checkpoint.receipt, self.world, self.seed)
 
-    def _publish_staged(self, found: CheckpointRef) -> Callable[[], None]:
-        own = found.receipt.files if self.world.is_rank0 else ()
-        return lambda: self._publisher.upload(found.receipt, own)
+    def _upload_staged(self, checkpoint: CheckpointRef) -> None:
+        stamps = checkpoint.receipt.files if self.world.is_rank0 else ()
+        self._publisher.upload(checkpoint.receipt, stamps)
+        self.saved_step = checkpoint.step
 
     # ---- saving
 
     def save(self, state: TrainState) -> float:
-        """Save this step unless that was done or is under way; seconds that the loop stood still.
+        """Save this step unless it has been or is being saved; return the seconds the loop waited.
 
-        Raises what went wrong with the save before (a synchronous one: with this one), or warns, as
-        `checkpoint.on_failure` says.
+        An error of the previous save (of this one, when saves are synchronous) is raised or becomes
+        a warning, as `checkpoint.on_failure` says.
         """
         if state.step == self._started_step:
             return 0.0
         started = time.monotonic()
-        self._settle()
-        begun = time.monotonic()
+        self._finish_previous()
+        save_started = time.monotonic()
         buffers = self._buffers if self.config.asynchronous else None
-        taken = snapshot.take_snapshot(
+        copied = snapshot.take_snapshot(
             self.model, self._optimizers, state, world=self.world, buffers=buffers
         )
         self._started_step = state.step
-        self._background.start(lambda: self._publish(taken, begun))
+        self._background.start(state.step, lambda: self._publish(copied, save_started))
         if not self.config.asynchronous:
-            self._settle()
+            self._finish_previous()
         return time.monotonic() - started
 
     def wait(self) -> None:
-        """Return when no save is under way; raises what went wrong with the last one."""
+        """Wait for the running save; raise its error."""
         error = self._background.finish()
-        for notice in self._publisher.notices:
-            self.warn(notice)
-        self._publisher.notices.clear()
+        for message in self._publisher.warnings:
+            self.warn(message)
+        self._publisher.warnings.clear()
         if error is not None:
-            failed, self._started_step = self._started_step, self.saved_step
-            raise self._named(error, failed)
-
-    def _named(self, error: Exception, step: int | None) -> Exception:
-        """The same kind of error, saying which checkpoint was not saved and which one there is."""
-        whole = "none yet" if self.saved_step is None else f"of step {self.saved_step}"
-        text = (
-            f"the checkpoint of step {step} was not saved; the last whole one is {whole}. {error}"
-        )
-        if isinstance(error, StorageError):
-            return StorageError(text, error.reason).with_traceback(error.__traceback__)
-        if type(error) is CheckpointError:
-            return CheckpointError(text).with_traceback(error.__traceback__)
-        return error
+            failed_step, self._started_step = self._started_step, self.saved_step
+            raise not_saved(error, failed_step, self.saved_step)
 
     def close(self) -> None:
-        """Finish what is under way and give the buffers back."""
+        """Wait for the running save and release the buffers."""
         try:
             self.wait()
         finally:
             self._buffers.free()
 
-    def _settle(self) -> None:
+    def _finish_previous(self) -> None:
         try:
             self.wait()
         except OwnerError:
@@ -215,22 +203,7 @@ class Checkpoints:
                 raise
             self.warn(f"training goes on without that checkpoint: {error}")
 
-    def _publish(self, taken: Snapshot, begun: float) -> None:
-        self._guarded(taken.step, lambda: self._publisher.publish(taken))
-        self.seconds_per_save = max(self.seconds_per_save, time.monotonic() - begun)
-
-    def _guarded(self, step: int, work: Callable[[], object]) -> None:
-        """Run in the background; whatever goes wrong says which save it was."""
-        try:
-            work()
-        except StreamPretrainError:
-            raise
-        except OSError as error:
-            place = self.run.location if self.run.is_local else str(self.staging)
-            raise storage_error(error, place, f"saving step {step}") from error
-        except Exception as error:
-            raise CheckpointError(
-                f"{self.run.url()}: saving step {step} failed "
-                f"({type(error).__name__}: {error}). The checkpoint before it is untouched."
-            ) from error
-        self.saved_step = step
+    def _publish(self, copied: Snapshot, save_started: float) -> None:
+        self._publisher.publish(copied)
+        self.saved_step = copied.step
+        self.seconds_per_save = max(self.seconds_per_save, time.monotonic() - save_started)

@@ -1,8 +1,6 @@
-"""Files of one save on a local disk. In: a directory of checkpoints. Out: a synced directory under
-its final name.
+"""Write the files of one save on a local disk, and rename the directory when it is complete.
 
-A save is written below `.saving-<step>.<owner>` and renamed when every byte is synced. Does not
-write receipts.
+A save is written to `.saving-<step>.<process token>` and renamed when every byte is synced.
 """
 
 from __future__ import annotations
@@ -20,37 +18,37 @@ from stream_pretrain.errors import StorageError
 FOREIGN_SAVE_SECONDS = 3600.0
 
 
-def begin(place: Path, parts: Iterable[str]) -> None:
-    """A fresh directory for a save in progress, with one directory for each part."""
-    shutil.rmtree(place, ignore_errors=True)
+def create(directory: Path, parts: Iterable[str]) -> None:
+    """Make an empty directory for a save in progress, with one subdirectory for each part."""
+    shutil.rmtree(directory, ignore_errors=True)
     for part in parts:
-        (place / part).mkdir(parents=True)
+        (directory / part).mkdir(parents=True)
 
 
-def saving_path(directory: Path, step: int, owner: str) -> Path:
-    """Where a save of `owner` (a process token) is written."""
-    return directory / f"{SAVING_PREFIX}{step_name(step)}.{owner}"
+def saving_path(checkpoints: Path, step: int, process_token: str) -> Path:
+    """Return the directory to which a process writes a save in progress."""
+    return checkpoints / f"{SAVING_PREFIX}{step_name(step)}.{process_token}"
 
 
-def require_space(directory: Path, needed: int) -> None:
-    """`StorageError` "full" when a save of `needed` bytes cannot fit."""
-    free = shutil.disk_usage(directory).free
-    if free < needed:
+def require_space(directory: Path, needed_bytes: int) -> None:
+    """Raise `StorageError` "full" when a save of `needed_bytes` does not fit."""
+    free_bytes = shutil.disk_usage(directory).free
+    if free_bytes < needed_bytes:
         raise StorageError(
-            f"{directory}: {needed} bytes are needed for a checkpoint, {free} are free. "
-            "Free some, lower checkpoint.keep_last, or set checkpoint.staging to another disk.",
+            f"{directory}: {needed_bytes} bytes are needed for a checkpoint, {free_bytes} are "
+            "free. Free some space, lower checkpoint.keep_last, or set checkpoint.staging to "
+            "another disk.",
             "full",
         )
 
 
-def clean_leftovers(directory: Path) -> list[str]:
-    """Remove what dead saves and deletions left behind; the names that were removed.
+def remove_leftovers(checkpoints: Path) -> None:
+    """Remove what saves and removals of dead processes left behind.
 
-    A save of a living process is left alone, as is one of another machine that was written to
-    within the last hour.
+    The save of a living process is kept, as is one of another machine that was written to within
+    the last hour.
     """
-    removed = []
-    for path in sorted(directory.glob(".*")):
+    for path in sorted(checkpoints.glob(".*")):
         if path.name.startswith(DELETING_PREFIX):
             dead = True
         elif path.name.startswith(SAVING_PREFIX):
@@ -61,8 +59,6 @@ def clean_leftovers(directory: Path) -> list[str]:
             continue
         if dead:
             shutil.rmtree(path, ignore_errors=True)
-            removed.append(path.name)
-    return removed
 
 
 def write_file(path: Path, data: bytes) -> None:
@@ -75,7 +71,7 @@ def write_file(path: Path, data: bytes) -> None:
 
 
 def copy_tree(source: Path, target: Path) -> list[Path]:
-    """Copy the files below `source`, synced; their new paths."""
+    """Copy the files below `source` and sync them; return the new paths."""
     copied = []
     for path in sorted(source.rglob("*")):
         if path.is_file():
@@ -84,26 +80,25 @@ def copy_tree(source: Path, target: Path) -> list[Path]:
     return copied
 
 
-def commit(place: Path, step: int) -> Path:
-    """Give a finished save its final name, in place of whatever had it."""
-    for directory in [path for path in place.rglob("*") if path.is_dir()]:
-        sync_directory(directory)
-    sync_directory(place)
-    final = place.parent / step_name(step)
+def commit(directory: Path, step: int) -> None:
+    """Rename a finished save to its final name, and remove what had that name before."""
+    for subdirectory in [path for path in directory.rglob("*") if path.is_dir()]:
+        sync_directory(subdirectory)
+    sync_directory(directory)
+    final = directory.parent / step_name(step)
     if final.exists():
-        discard(final)
-    place.rename(final)
-    sync_directory(place.parent)
-    return final
-
-
-def discard(directory: Path) -> None:
-    """Remove a directory so that a kill half-way leaves nothing under its old name."""
-    doomed = directory.parent / f"{DELETING_PREFIX}{directory.name}.{os.getpid()}"
-    shutil.rmtree(doomed, ignore_errors=True)
-    directory.rename(doomed)
+        _remove(final)
+    directory.rename(final)
     sync_directory(directory.parent)
-    shutil.rmtree(doomed)
+
+
+def _remove(directory: Path) -> None:
+    """Rename a directory, then delete it: a kill half-way leaves nothing under the old name."""
+    renamed = directory.parent / f"{DELETING_PREFIX}{directory.name}.{os.getpid()}"
+    shutil.rmtree(renamed, ignore_errors=True)
+    directory.rename(renamed)
+    sync_directory(directory.parent)
+    shutil.rmtree(renamed)
 
 
 def sync_directory(directory: Path) -> None:

@@ -1,8 +1,8 @@
-"""Where to start from. In: the run directory, the local staging, a wish. Out: `CheckpointRef`,
-verified and on a local disk. Changes no model.
+"""Find the checkpoint to resume from, verify it, and fetch it to the local disk.
 
-Sizes are always compared with the receipt, hashes unless the policy says otherwise. A checkpoint
-of a bucket is fetched to staging file by file; what is there already and agrees is not fetched.
+Sizes are always compared with the receipt, and hashes too unless `checkpoint.verify` is `sizes`. A
+checkpoint in a bucket is fetched to staging file by file; a file that is there and matches is not
+fetched again. No model is changed here.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from pathlib import Path
 from typing import Literal, TypeAlias
 
 from stream_pretrain.checkpoint.checkpoint_dir import CheckpointDir
-from stream_pretrain.checkpoint.layout import IDENTITY_NAME, RECEIPT_NAME, Receipt, step_name
+from stream_pretrain.checkpoint.layout import IDENTITY_NAME, Receipt, step_name
 from stream_pretrain.checkpoint.rank_group import RankGroup
 from stream_pretrain.errors import CheckpointError, StorageError
-from stream_pretrain.schema import FileStamp
+from stream_pretrain.schema import RECEIPT_NAME, FileStamp
 from stream_pretrain.storage.hashing import xxh3_128_of
 
 Resume: TypeAlias = "Literal['auto', 'never'] | int"
-FETCHES_AT_ONCE = 4
+PARALLEL_FETCHES = 4
 
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointRef:
-    """A whole checkpoint: its files below `directory` on every node.
+    """A verified checkpoint, whose files are below `directory` on every node.
 
-    `published` is False when the run's bucket does not have it, only the local staging.
+    `published` is False when only the local staging has it, and not the run's bucket.
     """
 
     step: int
@@ -41,7 +41,7 @@ class CheckpointRef:
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointSearch:
-    """Looks through the run directory and, with a bucket on one node, the staging beside it."""
+    """Searches the run directory and, for a bucket used from one node, the local staging too."""
 
     run: CheckpointDir
     staging: CheckpointDir | None
@@ -50,24 +50,24 @@ class CheckpointSearch:
     warn: Callable[[str], None]
 
     def find(self, resume: Resume, *, at_most: int | None = None) -> CheckpointRef | None:
-        """Newest whole checkpoint (not beyond `at_most`), or exactly the step asked for."""
-        self.ranks.rank0(self._require_same_run)
+        """Return the newest whole checkpoint not beyond `at_most`, or that of the given step."""
+        self.ranks.rank0(self._clear_stale_staging)
         if self.ranks.world.nodes > 1 and self.run.store.is_local:
-            self._require_shared()
+            self._require_shared_directory()
         candidates = self.ranks.rank0(lambda: self._candidates(resume))
         for step in candidates:
             if at_most is not None and step > at_most:
                 continue
             try:
-                return self._take(step)
+                return self._verified(step)
             except (CheckpointError, StorageError) as error:
                 if isinstance(resume, int) or not _is_damage(error):
                     raise
                 if self.ranks.world.is_rank0:
-                    self.warn(f"the checkpoint of step {step} is passed over: {error}")
+                    self.warn(f"the checkpoint of step {step} is skipped: {error}")
         return None
 
-    def _require_same_run(self) -> None:
+    def _clear_stale_staging(self) -> None:
         if self.staging is not None:
             clear_stale_staging(self.run, self.staging, self.warn)
 
@@ -92,27 +92,27 @@ class CheckpointSearch:
             )
         return [resume]
 
-    def _take(self, step: int) -> CheckpointRef:
-        """One checkpoint, verified, on every node's disk."""
+    def _verified(self, step: int) -> CheckpointRef:
+        """Verify one checkpoint and fetch it to every node's disk."""
         if self.run.store.is_local:
             receipt = self.ranks.rank0(lambda: self.run.check(step, hashes=self.hashes))
             directory = self.run.store.path / step_name(step)
             return CheckpointRef(step=step, directory=directory, receipt=receipt)
         assert self.staging is not None
         directory = self.staging.store.path / step_name(step)
-        published = self.ranks.rank0(lambda: self._published(step))
-        local = self.ranks.rank0(lambda: self._staged_whole(step, published))
-        if local is not None:
+        published = self.ranks.rank0(lambda: self._published_receipt(step))
+        staged = self.ranks.rank0(lambda: self._staged_receipt(step, published))
+        if staged is not None:
             return CheckpointRef(
-                step=step, directory=directory, receipt=local, published=published is not None
+                step=step, directory=directory, receipt=staged, published=published is not None
             )
         if published is None:
-            raise CheckpointError(f"{directory}: damaged. Use another checkpoint.")
+            raise CheckpointError(f"{directory}: is damaged. Use another checkpoint.")
         self.ranks.all_ranks(lambda: self._fetch(directory, published))
         return CheckpointRef(step=step, directory=directory, receipt=published)
 
-    def _published(self, step: int) -> Receipt | None:
-        """The bucket's receipt, sizes compared; None where it has none."""
+    def _published_receipt(self, step: int) -> Receipt | None:
+        """Return the bucket's receipt after comparing sizes; None when the bucket has none."""
         if self.run.store.head(self.run.key(step, RECEIPT_NAME)) is None:
             return None
         try:
@@ -124,8 +124,8 @@ class CheckpointSearch:
             self.warn(f"the published checkpoint of step {step} is not used: {error}")
             return None
 
-    def _staged_whole(self, step: int, published: Receipt | None) -> Receipt | None:
-        """Staging's receipt, if staging has this checkpoint whole and it is the published one."""
+    def _staged_receipt(self, step: int, published: Receipt | None) -> Receipt | None:
+        """Return staging's receipt if its copy is whole and matches the published checkpoint."""
         staged = self._staged()
         if staged is None or step not in staged.steps():
             return None
@@ -137,43 +137,43 @@ class CheckpointSearch:
         return receipt if published in (None, receipt) else None
 
     def _staged(self) -> CheckpointDir | None:
-        """Staging as a place to start from: on several nodes the bucket alone decides."""
+        """Return staging if it counts as a source: with several nodes only the bucket does."""
         return self.staging if self.ranks.world.nodes == 1 else None
 
     def _fetch(self, directory: Path, receipt: Receipt) -> None:
-        """Bring a bucket's checkpoint to this node."""
+        """Download a checkpoint from the bucket to this node, and remove stray files."""
         if self.ranks.world.local_rank != 0:
             return
-        wanted = {stamp.name for stamp in receipt.files}
+        names = {stamp.name for stamp in receipt.files}
         for path in sorted(directory.rglob("*")) if directory.exists() else []:
-            if path.is_file() and path.relative_to(directory).as_posix() not in wanted:
+            if path.is_file() and path.relative_to(directory).as_posix() not in names:
                 path.unlink()
-        with ThreadPoolExecutor(FETCHES_AT_ONCE) as pool:
+        with ThreadPoolExecutor(PARALLEL_FETCHES) as pool:
             list(pool.map(lambda s: self._fetch_file(directory, receipt.step, s), receipt.files))
         if self._staged() is not None:
             (directory / RECEIPT_NAME).write_text(receipt.to_json())
 
     def _fetch_file(self, directory: Path, step: int, stamp: FileStamp) -> None:
         path = directory / stamp.name
-        there = path.is_file() and path.stat().st_size == stamp.size
-        if there and xxh3_128_of(path) == stamp.xxh3_128:
+        same_size = path.is_file() and path.stat().st_size == stamp.size
+        if same_size and xxh3_128_of(path) == stamp.xxh3_128:
             return
         path.parent.mkdir(parents=True, exist_ok=True)
         hashes = {"xxh3_128": stamp.xxh3_128} if self.hashes else None
         key = self.run.key(step, stamp.name)
         self.run.store.download(key, path, size=stamp.size, hashes=hashes)
 
-    def _require_shared(self) -> None:
-        """Refuse a local run directory that the other nodes do not see."""
+    def _require_shared_directory(self) -> None:
+        """Raise when a local run directory is not the same one on all nodes."""
         name = f"probe-{uuid.uuid4().hex}"
         store = self.run.store
         name = self.ranks.rank0(lambda: (store.write(name, b"probe"), name)[1])
         try:
-            self.ranks.all_ranks(lambda: self._see(name))
+            self.ranks.all_ranks(lambda: self._require_visible(name))
         finally:
             self.ranks.rank0(lambda: store.delete(name))
 
-    def _see(self, name: str) -> None:
+    def _require_visible(self, name: str) -> None:
         if self.run.store.head(name) is None:
             raise CheckpointError(
                 f"{self.run.store.url()}: is not the same directory on node "
@@ -182,16 +182,18 @@ class CheckpointSearch:
             )
 
 
-def clear_stale_staging(run: CheckpointDir, staging: CheckpointDir, warn: Callable[[str], None]) -> None:
-    """Empty a staging that belongs to an earlier run at the same address."""
+def clear_stale_staging(
+    run: CheckpointDir, staging: CheckpointDir, warn: Callable[[str], None]
+) -> None:
+    """Empty a staging directory that belongs to an earlier run at the same location."""
     identity = _identity(run)
-    place = staging.store.path / IDENTITY_NAME
-    if place.exists() and place.read_bytes() == identity:
+    path = staging.store.path / IDENTITY_NAME
+    if path.exists() and path.read_bytes() == identity:
         return
     if staging.steps():
         warn(
-            f"{staging.store.url()}: belongs to an earlier run at {run.store.url()}, which is "
-            "gone there; removed."
+            f"{staging.store.url()}: belongs to an earlier run at {run.store.url()}, which no "
+            "longer exists there. Its staged checkpoints are removed."
         )
     if staging.store.path.exists():
         shutil.rmtree(staging.store.path)
@@ -199,11 +201,14 @@ def clear_stale_staging(run: CheckpointDir, staging: CheckpointDir, warn: Callab
 
 
 def _identity(run: CheckpointDir) -> bytes:
-    """What names this run among all that ever lived at its address; made by the first who asks."""
+    """Return the content of the file that tells this run from earlier ones at its location.
+
+    The file is written by the first process that asks for it.
+    """
     if run.store.head(IDENTITY_NAME) is None:
-        made = f'{{"run": "{uuid.uuid4().hex}"}}\n'.encode()
+        identity = f'{{"run": "{uuid.uuid4().hex}"}}\n'.encode()
         try:
-            run.store.write(IDENTITY_NAME, made, create_only=True)
+            run.store.write(IDENTITY_NAME, identity, create_only=True)
         except StorageError as error:
             if error.reason != "conflict":
                 raise

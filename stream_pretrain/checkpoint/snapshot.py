@@ -1,7 +1,7 @@
-"""One moment of a run. In: model, optimizers, state. Out: `Snapshot`, which training no longer
-changes. Does not write.
+"""Copy a run at one step into a `Snapshot`, which training no longer changes. Nothing is written.
 
-NamedTensors that every rank holds whole are shared out, so that each is copied and written once.
+Tensors that every rank holds whole are divided among the ranks, so that each is copied and written
+once.
 """
 
 from __future__ import annotations
@@ -18,27 +18,35 @@ from stream_pretrain.checkpoint import rng
 from stream_pretrain.checkpoint.host_buffers import HostBuffers
 from stream_pretrain.checkpoint.layout import MODEL_DIR, OPTIMIZER_DIR, STATE_NAME, TENSORS_NAME
 from stream_pretrain.checkpoint.state import TrainState
-from stream_pretrain.checkpoint.tensors import NamedTensors, collect_tensors, group_settings, local_shard
+from stream_pretrain.checkpoint.tensors import (
+    NamedTensors,
+    collect_tensors,
+    group_settings,
+    local_shard,
+)
 from stream_pretrain.schema import World
 
-Parts = Mapping[str, Mapping[str, Tensor]]
+TensorsByPart = Mapping[str, Mapping[str, Tensor]]
+"""Tensors by name, for each part of a checkpoint: `model` and `optimizer`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Snapshot:
-    """What one rank saves. `live` tensors serve for their layout alone, `host` holds the values.
+    """What one rank saves.
 
-    `documents` are the small files that the leader writes, `best` the step of the best evaluation.
+    `tensors` are the tensors that training goes on changing; only their layout is used.
+    `host_copies` hold the values of this rank's shards. `json_files` are small files that rank 0
+    writes. `best` is the step of the best evaluation.
     """
 
     step: int
     data_step: int
     digest: str
     best: int | None
-    live: Parts
-    host: Parts
+    tensors: TensorsByPart
+    host_copies: TensorsByPart
     rng: bytes
-    documents: Mapping[str, bytes]
+    json_files: Mapping[str, bytes]
 
 
 def take_snapshot(
@@ -50,43 +58,50 @@ def take_snapshot(
     buffers: HostBuffers | None,
 ) -> Snapshot:
     """Copy everything that training changes; without `buffers` the tensors are not copied."""
-    tensors = collect_tensors(model, optimizers)
-    live = tensors_to_write(tensors, world)
+    collected = collect_tensors(model, optimizers)
+    tensors = tensors_to_write(collected, world)
     best = state.best.get("step")
     return Snapshot(
         step=state.step,
         data_step=state.data_step,
         digest=state.digest,
         best=best if isinstance(best, int) else None,
-        live=live,
-        host=_on_host(live, buffers),
+        tensors=tensors,
+        host_copies=_copy_to_host(tensors, buffers),
         rng=rng.capture(),
-        documents={
+        json_files={
             STATE_NAME: state.to_json().encode(),
-            TENSORS_NAME: _notes(tensors, optimizers),
+            TENSORS_NAME: _tensors_json(collected, optimizers),
         },
     )
 
 
 def tensors_to_write(tensors: NamedTensors, world: World) -> dict[str, dict[str, Tensor]]:
-    """The tensors that this rank writes: its shards, and a fair part of what all ranks hold."""
-    load = [0] * world.world_size
-    shares: dict[str, dict[str, Tensor]] = {MODEL_DIR: {}, OPTIMIZER_DIR: {}}
-    everything = [(MODEL_DIR, *item) for item in tensors.model.items()]
-    everything += [(OPTIMIZER_DIR, *item) for item in tensors.optimizer.items()]
-    for part, name, tensor in sorted(everything, key=lambda e: (-e[2].nbytes, e[0], e[1])):
+    """Return the tensors that this rank writes.
+
+    These are all sharded tensors, of which each rank writes its shard, and a share of the tensors
+    that every rank holds whole. The shares of the ranks have about the same size in bytes.
+    """
+    rank_bytes = [0] * world.world_size
+    chosen: dict[str, dict[str, Tensor]] = {MODEL_DIR: {}, OPTIMIZER_DIR: {}}
+    entries = [(MODEL_DIR, *item) for item in tensors.model.items()]
+    entries += [(OPTIMIZER_DIR, *item) for item in tensors.optimizer.items()]
+    for part, name, tensor in sorted(entries, key=lambda e: (-e[2].nbytes, e[0], e[1])):
         if not isinstance(tensor, DTensor):
-            rank = load.index(min(load))
-            load[rank] += tensor.nbytes
+            rank = rank_bytes.index(min(rank_bytes))
+            rank_bytes[rank] += tensor.nbytes
             if rank != world.rank:
                 continue
-        shares[part][name] = tensor
-    return shares
+        chosen[part][name] = tensor
+    return chosen
 
 
-def expected_shards(model: nn.Module, optimizers: Sequence[Optimizer], world: World) -> list[Tensor]:
-    """NamedTensors like those that this rank will copy; before the first update two per parameter are
-    guessed.
+def expected_shards(
+    model: nn.Module, optimizers: Sequence[Optimizer], world: World
+) -> list[Tensor]:
+    """Return tensors shaped like those that this rank will copy.
+
+    Before the first update the optimizer has no state yet: two tensors per parameter are assumed.
     """
     tensors = collect_tensors(model, optimizers)
     if not tensors.optimizer:
@@ -96,25 +111,33 @@ def expected_shards(model: nn.Module, optimizers: Sequence[Optimizer], world: Wo
             for moment in ("first", "second")
         }
         tensors = NamedTensors(model=tensors.model, optimizer=moments, tied={}, scalars={})
-    share = tensors_to_write(tensors, world)
-    return [local_shard(tensor) for part in share.values() for tensor in part.values()]
+    chosen = tensors_to_write(tensors, world)
+    return [local_shard(tensor) for part in chosen.values() for tensor in part.values()]
 
 
-def _on_host(live: Parts, buffers: HostBuffers | None) -> Parts:
+def _copy_to_host(tensors: TensorsByPart, buffers: HostBuffers | None) -> TensorsByPart:
     if buffers is None:
         return {
-            part: {name: local_shard(tensor.detach()) for name, tensor in tensors.items()}
-            for part, tensors in live.items()
+            part: {name: local_shard(tensor.detach()) for name, tensor in of_part.items()}
+            for part, of_part in tensors.items()
         }
-    joined = {(part, name): tensor for part, ts in live.items() for name, tensor in ts.items()}
-    copies = buffers.copy({f"{part}/{name}": tensor for (part, name), tensor in joined.items()})
-    return {part: {n: copies[f"{part}/{n}"] for n in tensors} for part, tensors in live.items()}
+    copies = buffers.copy(
+        {
+            f"{part}/{name}": tensor
+            for part, of_part in tensors.items()
+            for name, tensor in of_part.items()
+        }
+    )
+    return {
+        part: {name: copies[f"{part}/{name}"] for name in of_part}
+        for part, of_part in tensors.items()
+    }
 
 
-def _notes(tensors: NamedTensors, optimizers: Sequence[Optimizer]) -> bytes:
-    notes = {
+def _tensors_json(tensors: NamedTensors, optimizers: Sequence[Optimizer]) -> bytes:
+    body = {
         "tied": dict(tensors.tied),
         "scalars": dict(tensors.scalars),
         "groups": group_settings(optimizers),
     }
-    return (json.dumps(notes, indent=2, sort_keys=True) + "\n").encode()
+    return (json.dumps(body, indent=2, sort_keys=True) + "\n").encode()

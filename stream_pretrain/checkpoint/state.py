@@ -1,8 +1,7 @@
-"""What a restart needs. In: numbers from the loop. Out: `TrainState` and its JSON. Holds no
-tensors, recomputes nothing.
+"""Hold the counters and records that a restart needs: `TrainState` and its JSON.
 
-The data position is not here: it is a function of `phase_start` and `data_step`. Neither is
-anything from the plan.
+There are no tensors in it and nothing that can be recomputed: the position in the data is a
+function of `phase_start` and `data_step`, and the plan is made again from the configuration.
 """
 
 from __future__ import annotations
@@ -50,34 +49,39 @@ class TrainState:
     world_size: int = 1
 
     def to_json(self) -> str:
-        """All fields as indented JSON with sorted keys and a final newline."""
+        """Return all fields as indented JSON with sorted keys and a final newline."""
         body = {"schema_version": STATE_SCHEMA_VERSION, **asdict(self)}
         return json.dumps(body, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
 
     @classmethod
-    def from_json(cls, text: str | bytes, where: str) -> TrainState:
-        """Parse and check a state; `where` names it in the `CheckpointError` of a bad one."""
+    def from_json(cls, text: str | bytes, location: str) -> TrainState:
+        """Parse and check a state; `location` names it in errors.
+
+        Raises:
+            CheckpointError: the text is not JSON, a field is missing or unknown, or a value is
+                impossible.
+        """
         try:
             raw = json.loads(text)
         except ValueError as error:
             raise CheckpointError(
-                f"{where}: not JSON ({error}). Use another checkpoint."
+                f"{location}: not JSON ({error}). Use another checkpoint."
             ) from error
-        faults = _shape_faults(raw)
+        faults = _field_faults(raw)
         if not faults:
             del raw["schema_version"]
             state = cls(**raw)
             faults = _value_faults(state)
         if faults:
-            raise CheckpointError(f"{where}: {'; '.join(faults)}. Use another checkpoint.")
+            raise CheckpointError(f"{location}: {'; '.join(faults)}. Use another checkpoint.")
         return state
 
     def copy(self) -> TrainState:
-        """A deep copy: what a save writes while the loop goes on."""
+        """Return a deep copy."""
         return TrainState.from_json(self.to_json(), "the running state")
 
     def replace_with(self, other: TrainState) -> None:
-        """Take over every field of `other`: a rewind keeps the object that everyone else holds."""
+        """Copy every field of `other` into this object, to which other code holds references."""
         for entry in fields(self):
             setattr(self, entry.name, getattr(other, entry.name))
 
@@ -94,11 +98,11 @@ class TrainState:
         self.skipped = joined
 
     def is_skipped(self, data_step: int) -> bool:
-        """True when `data_step` lies in a recorded range."""
+        """Return True when `data_step` lies in a recorded range."""
         return any(first <= data_step <= last for first, last in self.skipped)
 
 
-_KINDS: Mapping[str, type | tuple[type, ...]] = {
+_FIELD_TYPES: Mapping[str, type | tuple[type, ...]] = {
     "step": int,
     "data_step": int,
     "tokens": int,
@@ -118,8 +122,8 @@ _KINDS: Mapping[str, type | tuple[type, ...]] = {
 }
 
 
-def _shape_faults(raw: Any) -> list[str]:
-    """What is missing, left over or of the wrong kind; empty when the fields can be read."""
+def _field_faults(raw: Any) -> list[str]:
+    """Return what is missing, unknown or of the wrong type; empty when all fields can be read."""
     if not isinstance(raw, dict) or "schema_version" not in raw:
         return ["not a training state (no schema_version)"]
     if raw["schema_version"] != STATE_SCHEMA_VERSION:
@@ -129,15 +133,15 @@ def _shape_faults(raw: Any) -> list[str]:
     names = {entry.name for entry in fields(TrainState)}
     faults = [f"{name} is missing" for name in sorted(names - raw.keys())]
     faults += [f"{name} is unknown" for name in sorted(raw.keys() - names - {"schema_version"})]
-    for name, kinds in _KINDS.items():
+    for name, types in _FIELD_TYPES.items():
         value = raw.get(name)
-        if name in raw and (isinstance(value, bool) or not isinstance(value, kinds)):
+        if name in raw and (isinstance(value, bool) or not isinstance(value, types)):
             faults.append(f"{name} is {value!r}")
     return faults
 
 
 def _value_faults(state: TrainState) -> list[str]:
-    """Numbers that no run can reach."""
+    """Return the values that no run can reach."""
     faults = [
         f"{name} is {getattr(state, name)}"
         for name in ("step", "data_step", "tokens", "phase", "phase_start")

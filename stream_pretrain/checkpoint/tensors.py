@@ -1,9 +1,9 @@
-"""Model and optimizers <-> named tensors. In: torch objects, DDP or FSDP2 or plain. Out: references
-to live tensors.
+"""Collect the tensors of a model and its optimizers by name, under DDP, FSDP2 or neither.
 
-Names are the same under every strategy, and an optimizer's tensors are named after their parameter,
-so parameter groups may be cut differently at the next start. Group settings (rates, decay) come
-from the configuration, never from a checkpoint. Does not copy, write or communicate.
+The results are references: nothing is copied, written or sent. Names are the same under every
+strategy, and an optimizer's tensors are named after their parameter, so the parameter groups may be
+different at the next start. Group settings (learning rates, weight decay) come from the
+configuration, never from a checkpoint.
 """
 
 from __future__ import annotations
@@ -24,8 +24,10 @@ _WRAPPER_PARTS = frozenset({"_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wr
 
 @dataclass(frozen=True, kw_only=True)
 class NamedTensors:
-    """Live tensors by name. `tied` maps a second name of a storage to the first; `scalars` are
-    plain optimizer values.
+    """References to the tensors of a model and its optimizers, by name.
+
+    `tied` maps the second name of a shared tensor to the first. `scalars` are the optimizers'
+    values that are plain numbers.
     """
 
     model: Mapping[str, Tensor]
@@ -35,12 +37,12 @@ class NamedTensors:
 
 
 def local_shard(tensor: Tensor) -> Tensor:
-    """This rank's shard of a DTensor, the tensor itself otherwise; never a copy."""
+    """Return this rank's shard of a DTensor, else the tensor itself; never a copy."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
-    """The module inside DDP, a compiled module or a launcher's wrapper."""
+    """Return the module inside DDP, a compiled module or Fabric's wrapper."""
     while True:
         if isinstance(model, nn.parallel.DistributedDataParallel):
             model = model.module
@@ -52,12 +54,12 @@ def unwrapped(model: nn.Module) -> nn.Module:
 
 
 def clean_name(name: str) -> str:
-    """A parameter's name without the parts that compiling or recomputing wrappers put in."""
+    """Return a parameter's name without the parts that `torch.compile` and wrappers insert."""
     return ".".join(part for part in name.split(".") if part not in _WRAPPER_PARTS)
 
 
 def collect_tensors(model: nn.Module, optimizers: Sequence[Optimizer]) -> NamedTensors:
-    """Everything that a checkpoint holds of model and optimizers, as references."""
+    """Return everything of model and optimizers that a checkpoint holds, as references."""
     inner = unwrapped(model)
     kept, tied = _model_tensors(inner)
     tensors, scalars = _optimizer_values(inner, optimizers)
@@ -67,7 +69,7 @@ def collect_tensors(model: nn.Module, optimizers: Sequence[Optimizer]) -> NamedT
 def _model_tensors(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:
     kept: dict[str, Tensor] = {}
     tied: dict[str, str] = {}
-    first_of: dict[tuple[Any, ...], str] = {}
+    first_name: dict[tuple[Any, ...], str] = {}
     for raw_name, value in model.state_dict().items():
         name = clean_name(raw_name)
         if not isinstance(value, Tensor):
@@ -75,12 +77,12 @@ def _model_tensors(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]
                 f"{name}: a {type(value).__name__} in the model's state, only tensors can be "
                 "saved. Keep it out of the module's state_dict."
             )
-        part = local_shard(value)
-        place = (part.data_ptr(), part.dtype, tuple(value.shape), tuple(part.stride()))
-        if part.numel() and place in first_of:
-            tied[name] = first_of[place]
+        shard = local_shard(value)
+        memory = (shard.data_ptr(), shard.dtype, tuple(value.shape), tuple(shard.stride()))
+        if shard.numel() and memory in first_name:
+            tied[name] = first_name[memory]
             continue
-        first_of[place] = name
+        first_name[memory] = name
         kept[name] = value
     return kept, tied
 
@@ -111,7 +113,7 @@ def _parameter_names(model: nn.Module) -> dict[str, nn.Parameter]:
 
 
 def group_settings(optimizers: Sequence[Optimizer]) -> list[dict[str, Any]]:
-    """Plain settings of every parameter group, written for the reader; never loaded."""
+    """Return the plain settings of every parameter group, for people to read; never loaded."""
     plain = (bool, int, float, str, type(None))
     return [
         {k: v for k, v in group.items() if k != "params" and isinstance(v, plain)}
@@ -120,11 +122,12 @@ def group_settings(optimizers: Sequence[Optimizer]) -> list[dict[str, Any]]:
     ]
 
 
-def drop_untouched(
+def drop_state_without_values(
     model: nn.Module, optimizers: Sequence[Optimizer], names: frozenset[str]
 ) -> None:
-    """Forget the state of parameters that the checkpoint has none for: they had not been updated
-    yet.
+    """Delete the state of parameters for which the checkpoint has none.
+
+    They had not been updated yet when it was written.
     """
     for name, parameter in _parameter_names(unwrapped(model)).items():
         for optimizer in optimizers:
@@ -136,7 +139,7 @@ def drop_untouched(
 def set_scalars(
     model: nn.Module, optimizers: Sequence[Optimizer], scalars: Mapping[str, int | float | bool]
 ) -> None:
-    """Put plain optimizer values back."""
+    """Set the optimizers' values that are plain numbers."""
     for name, parameter in _parameter_names(unwrapped(model)).items():
         for optimizer in optimizers:
             state = optimizer.state.get(parameter, {})

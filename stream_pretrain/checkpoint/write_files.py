@@ -1,5 +1,7 @@
-"""Files of one save. In: a snapshot and an empty directory. Out: synced files and their stamps.
-Does not name, publish or delete a checkpoint.
+"""Write the files of one save from all ranks, and return their sizes and hashes.
+
+A snapshot on each rank and an empty directory go in; synced files and their stamps come out.
+Nothing is published, renamed or deleted here.
 """
 
 from __future__ import annotations
@@ -24,88 +26,97 @@ Writers = Mapping[str, DcpWriter]
 
 @dataclass(frozen=True, kw_only=True)
 class WrittenFiles:
-    """Stamps of the files that this rank wrote, and (on the leader) of everybody's."""
+    """Stamps of the files that this rank wrote and, on rank 0, of those that all ranks wrote."""
 
-    own: list[FileStamp]
-    everybody: list[FileStamp]
+    this_rank: list[FileStamp]
+    all_ranks: list[FileStamp]
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Share:
-    """What one rank tells the leader about the files that it wrote."""
+class _RankFiles:
+    """What one rank reports to rank 0 about the files that it wrote."""
 
     results: Mapping[str, list[WriteResult]]
     stamps: list[FileStamp]
 
 
 def write_files(
-    place: Path, snapshot: Snapshot, *, ranks: RankGroup, extras: Path | None
+    directory: Path, snapshot: Snapshot, *, ranks: RankGroup, extras: Path | None
 ) -> WrittenFiles:
-    """Write a snapshot over all ranks; each rank hashes its own files, read back from the disk."""
+    """Write a snapshot from all ranks; each rank hashes its own files, read back from the disk."""
     rank = ranks.world.rank
-    writers = {part: DcpWriter(live, snapshot.host[part]) for part, live in snapshot.live.items()}
-    plans = ranks.all_ranks(lambda: _local_plans(place, writers, is_rank0=ranks.world.is_rank0))
+    writers = {
+        part: DcpWriter(tensors, snapshot.host_copies[part])
+        for part, tensors in snapshot.tensors.items()
+    }
+    plans = ranks.all_ranks(lambda: _local_plans(directory, writers, is_rank0=ranks.world.is_rank0))
     plan = ranks.scatter(lambda: _global_plans(writers, plans))
-    own: list[FileStamp] = []
+    this_rank: list[FileStamp] = []
 
-    def write() -> _Share:
-        share = _write_share(place, writers, plan, snapshot.rng, rank)
-        own.extend(share.stamps)
-        return share
+    def write() -> _RankFiles:
+        written = _write_rank_files(directory, writers, plan, snapshot.rng, rank)
+        this_rank.extend(written.stamps)
+        return written
 
-    shares = ranks.all_ranks(write)
-    documents = ranks.rank0(lambda: _finish(place, snapshot, extras, writers, shares))
-    everybody = [stamp for share in shares for stamp in share.stamps]
+    of_ranks = ranks.all_ranks(write)
+    common = ranks.rank0(
+        lambda: _write_common_files(directory, snapshot, extras, writers, of_ranks)
+    )
+    all_ranks = [stamp for written in of_ranks for stamp in written.stamps]
     if ranks.world.is_rank0:
-        own.extend(documents)
-        everybody.extend(documents)
-    return WrittenFiles(own=own, everybody=everybody)
+        this_rank.extend(common)
+        all_ranks.extend(common)
+    return WrittenFiles(this_rank=this_rank, all_ranks=all_ranks)
 
 
-def stamp_files(place: Path, files: Iterable[Path]) -> list[FileStamp]:
-    """Size and hash of files, named relative to `place`."""
-    return [stamp_of(path, name=path.relative_to(place).as_posix()) for path in sorted(files)]
+def _stamp_files(directory: Path, files: Iterable[Path]) -> list[FileStamp]:
+    """Return size and hash of each file, named relative to `directory`."""
+    return [stamp_of(path, name=path.relative_to(directory).as_posix()) for path in sorted(files)]
 
 
-def _local_plans(place: Path, writers: Writers, *, is_rank0: bool) -> dict[str, SavePlan]:
+def _local_plans(directory: Path, writers: Writers, *, is_rank0: bool) -> dict[str, SavePlan]:
     return {
-        part: writer.local_plan(place / part, is_rank0=is_rank0) for part, writer in writers.items()
+        part: writer.local_plan(directory / part, is_rank0=is_rank0)
+        for part, writer in writers.items()
     }
 
 
 def _global_plans(
     writers: Writers, plans: Sequence[Mapping[str, SavePlan]]
 ) -> list[dict[str, SavePlan]]:
-    """For each rank, what it writes of each part."""
-    agreed = {
+    """Return, for each rank, what it writes of each part (model, optimizer)."""
+    by_part = {
         part: writer.global_plan([of_rank[part] for of_rank in plans])
         for part, writer in writers.items()
     }
-    return [{part: of_part[rank] for part, of_part in agreed.items()} for rank in range(len(plans))]
+    return [
+        {part: of_part[rank] for part, of_part in by_part.items()} for rank in range(len(plans))
+    ]
 
 
-def _write_share(
-    place: Path, writers: Writers, plan: Mapping[str, SavePlan], rng: bytes, rank: int
-) -> _Share:
+def _write_rank_files(
+    directory: Path, writers: Writers, plan: Mapping[str, SavePlan], rng: bytes, rank: int
+) -> _RankFiles:
     results = {part: writer.write(plan[part]) for part, writer in writers.items()}
-    save_directory.write_file(place / rng_name(rank), rng)
-    files = [path for part in writers for path in (place / part).glob(f"__{rank}_*")]
-    return _Share(results=results, stamps=stamp_files(place, [*files, place / rng_name(rank)]))
+    rng_path = directory / rng_name(rank)
+    save_directory.write_file(rng_path, rng)
+    files = [path for part in writers for path in (directory / part).glob(f"__{rank}_*")]
+    return _RankFiles(results=results, stamps=_stamp_files(directory, [*files, rng_path]))
 
 
-def _finish(
-    place: Path,
+def _write_common_files(
+    directory: Path,
     snapshot: Snapshot,
     extras: Path | None,
     writers: Writers,
-    shares: Sequence[_Share],
+    reports: Sequence[_RankFiles],
 ) -> list[FileStamp]:
-    """Leader: the index of each part, the documents, tokenizer and model configuration."""
+    """Write the files that rank 0 alone writes: indexes, JSON files, tokenizer, model config."""
     for part, writer in writers.items():
-        writer.finish([share.results[part] for share in shares])
-    for name, data in snapshot.documents.items():
-        save_directory.write_file(place / name, data)
-    files = [place / name for name in snapshot.documents]
-    files += [place / part / METADATA_NAME for part in writers]
-    files += save_directory.copy_tree(extras, place) if extras is not None else []
-    return stamp_files(place, files)
+        writer.finish([written.results[part] for written in reports])
+    for name, data in snapshot.json_files.items():
+        save_directory.write_file(directory / name, data)
+    files = [directory / name for name in snapshot.json_files]
+    files += [directory / part / METADATA_NAME for part in writers]
+    files += save_directory.copy_tree(extras, directory) if extras is not None else []
+    return _stamp_files(directory, files)

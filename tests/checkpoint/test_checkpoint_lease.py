@@ -15,7 +15,12 @@ from typing import Any
 import pytest
 
 from stream_pretrain.checkpoint.lease import LEASE_NAME, Owner, hold_lease, new_owner
-from stream_pretrain.checkpoint.process_identity import Process, is_alive, this_process, token_is_alive
+from stream_pretrain.checkpoint.process_identity import (
+    ProcessIdentity,
+    is_alive,
+    this_process,
+    token_is_alive,
+)
 from stream_pretrain.errors import OwnerError, StorageError
 from stream_pretrain.storage.store import Store, open_store
 
@@ -206,12 +211,14 @@ def test_owner_is_read_back(capsys: pytest.CaptureFixture[str]) -> None:
 def test_process_is_known_by_boot_namespace_pid_and_start() -> None:
     me = this_process()
     assert is_alive(me) is True
-    assert is_alive(replace(me, start=me.start + 1)) is False, "the pid was given to another"
+    assert is_alive(replace(me, start_ticks=me.start_ticks + 1)) is False, (
+        "the pid was given to another"
+    )
     assert is_alive(replace(me, pid=2**22 + 1)) is False
     assert is_alive(replace(me, boot_id="2" * 8)) is None
-    assert is_alive(replace(me, space=me.space + 1)) is None, "another container"
+    assert is_alive(replace(me, pid_namespace=me.pid_namespace + 1)) is None, "another container"
     assert token_is_alive("nonsense") is None
-    assert Process(**asdict(me)) == me
+    assert ProcessIdentity(**asdict(me)) == me
 
 
 def test_process_that_only_waits_to_be_reaped_is_dead() -> None:
@@ -222,5 +229,5 @@ def test_process_that_only_waits_to_be_reaped_is_dead() -> None:
     while stat.read_text().rpartition(")")[2].split()[0] != "Z":
         assert time.monotonic() < deadline
         time.sleep(0.02)
-    assert is_alive(replace(this_process(), pid=child.pid, start=start)) is False
+    assert is_alive(replace(this_process(), pid=child.pid, start_ticks=start)) is False
     child.wait()

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stream_pretrain.checkpoint.layout import Receipt, make_receipt, step_name, parse_step_name
-from stream_pretrain.checkpoint.retention import steps_to_delete
+from stream_pretrain.checkpoint.layout import Receipt, make_receipt, parse_step_name, step_name
+from stream_pretrain.checkpoint.publish import steps_to_delete
 from stream_pretrain.checkpoint.state import TrainState
 from stream_pretrain.errors import CheckpointError
 from stream_pretrain.schema import FileStamp

@@ -277,10 +277,10 @@ def test_random_state_is_derived_from_seed_step_and_rank() -> None:
 def test_file_without_random_state_is_refused(tmp_path: Path) -> None:
     for content in (b"", b"junk"):
         (tmp_path / "rng").write_bytes(content)
-        with pytest.raises(CheckpointError, match="rng: no random state in it"):
+        with pytest.raises(CheckpointError, match="rng: holds no random generator states"):
             rng.restore(tmp_path / "rng")
     torch.save({"python": 1}, tmp_path / "rng")
-    with pytest.raises(CheckpointError, match="rng: no random state in it"):
+    with pytest.raises(CheckpointError, match="rng: holds no random generator states"):
         rng.restore(tmp_path / "rng")
 
 

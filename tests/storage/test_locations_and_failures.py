@@ -166,7 +166,13 @@ def failing(reasons: list[str]) -> tuple[list[int], object]:
 def run(function: object, clock: Clock, seen: list[Retry] | None = None, **policy: object) -> str:
     settings = RetryPolicy(clock=clock, sleep=clock.sleep, **policy)  # type: ignore[arg-type]
     on_retry = None if seen is None else seen.append
-    return call_with_retries(function, location="x", operation="y", policy=settings, on_retry=on_retry)  # type: ignore[arg-type]
+    return call_with_retries(
+        function,  # type: ignore[arg-type]
+        location="x",
+        operation="y",
+        policy=settings,
+        on_retry=on_retry,
+    )
 
 
 def test_waits_grow_and_each_retry_is_told_once() -> None:
