@@ -16,7 +16,6 @@ from streaming.base.compression import compress
 from stream_pretrain.data.decompress import unpacked
 from stream_pretrain.data.fetch_shard import FetchSettings, fetch_shard
 from stream_pretrain.data.index import read_index
-from stream_pretrain.data.job_directory import try_lock
 from stream_pretrain.data.shard_dataset import ShardDataset, open_dataset
 from stream_pretrain.data.shard_files import ShardFiles
 from stream_pretrain.data.shard_stream import ReadSettings, ShardSource
@@ -24,6 +23,7 @@ from stream_pretrain.data.slow_wait_log import SlowWaitLog
 from stream_pretrain.errors import ConfigError, ShardError, StorageError
 from stream_pretrain.order import Order
 from stream_pretrain.storage.store import open_store
+from stream_pretrain.system.file_lock import try_lock
 
 ALGORITHMS = ["zstd", "gz", "bz2", "br", "snappy"]
 
