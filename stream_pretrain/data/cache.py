@@ -75,12 +75,6 @@ class CacheScan:
     temporary: tuple[str, ...] = ()
 
 
-def default_root() -> Path:
-    """The user's cache directory for shards."""
-    base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    return Path(base) / "stream-pretrain"
-
-
 def cache_name(label: str, location: str) -> str:
     """Directory name for a stream: readable, and different for different locations."""
     plain = "".join(c if c.isalnum() or c in "-_." else "-" for c in label).strip(".") or "stream"
