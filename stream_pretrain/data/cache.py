@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from stream_pretrain.data.index import ShardFile, StreamIndex, parse_index
 from stream_pretrain.errors import ConfigError, DataError, OwnerError
+from stream_pretrain.mds.index import ShardFile, StreamIndex, parse_index
 from stream_pretrain.schema import INDEX_NAME
 from stream_pretrain.storage.hashing import xxh64_of
 from stream_pretrain.storage.transfer import TEMPORARY_SUFFIX, write_whole

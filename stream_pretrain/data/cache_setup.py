@@ -21,9 +21,9 @@ from stream_pretrain.data.cache import (
     scan,
 )
 from stream_pretrain.data.disk_space import CacheRequirement
-from stream_pretrain.data.index import StreamIndex
 from stream_pretrain.data.job_directory import Share, share_text
 from stream_pretrain.data.shard_stream import ShardSource
+from stream_pretrain.mds.index import StreamIndex
 from stream_pretrain.schema import World
 from stream_pretrain.storage.store import Store
 from stream_pretrain.system.paths import user_cache_dir

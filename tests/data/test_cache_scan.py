@@ -29,8 +29,8 @@ from stream_pretrain.data.cache import (
 from stream_pretrain.data.cache_setup import CachedSource, set_up_cache
 from stream_pretrain.data.disk_space import CacheRequirement, check_space, shuffle_window_bytes
 from stream_pretrain.data.fetch_shard import FetchSettings, fetch_shard
-from stream_pretrain.data.index import StreamIndex, read_index
 from stream_pretrain.errors import ConfigError, OwnerError
+from stream_pretrain.mds.index import StreamIndex, read_index
 from stream_pretrain.order import Order
 from stream_pretrain.schema import World
 from stream_pretrain.storage.store import open_store
