@@ -16,8 +16,8 @@ from streaming.base.format.mds.reader import MDSReader
 
 from stream_pretrain.data.cache import CacheLock
 from stream_pretrain.data.fetch_shard import FetchSettings, fetch_shard, verify_shard
-from stream_pretrain.data.index import Shard, ShardFile, StreamIndex
 from stream_pretrain.errors import ShardError
+from stream_pretrain.mds.index import Shard, ShardFile, StreamIndex
 from stream_pretrain.storage.store import Store
 
 

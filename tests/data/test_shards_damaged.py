@@ -13,17 +13,17 @@ import pytest
 from servers.datasets import SEQ_LEN, SmallStream, small_stream
 from streaming.base.compression import compress
 
-from stream_pretrain.data.decompress import unpacked
 from stream_pretrain.data.fetch_shard import FetchSettings, fetch_shard
-from stream_pretrain.data.index import read_index
-from stream_pretrain.data.job_directory import try_lock
 from stream_pretrain.data.shard_dataset import ShardDataset, open_dataset
 from stream_pretrain.data.shard_files import ShardFiles
 from stream_pretrain.data.shard_stream import ReadSettings, ShardSource
 from stream_pretrain.data.slow_wait_log import SlowWaitLog
 from stream_pretrain.errors import ConfigError, ShardError, StorageError
+from stream_pretrain.mds.decompress import unpacked
+from stream_pretrain.mds.index import read_index
 from stream_pretrain.order import Order
 from stream_pretrain.storage.store import open_store
+from stream_pretrain.system.file_lock import try_lock
 
 ALGORITHMS = ["zstd", "gz", "bz2", "br", "snappy"]
 

@@ -22,11 +22,11 @@ from servers.fault_proxy import FaultProxy
 from stream_pretrain.config.sections import StorageConfig
 from stream_pretrain.data.epoch_stream import EpochStream, LoaderSettings
 from stream_pretrain.data.fetch_shard import FetchSettings
-from stream_pretrain.data.index import read_index
 from stream_pretrain.data.position import EpochClock
 from stream_pretrain.data.shard_dataset import ShardDataset, open_dataset
 from stream_pretrain.data.shard_stream import ReadSettings, ShardSource
 from stream_pretrain.errors import ShardError
+from stream_pretrain.mds.index import read_index
 from stream_pretrain.order import Order
 from stream_pretrain.storage.store import open_store
 
