@@ -15,8 +15,8 @@ import pytest
 from servers.datasets import SEQ_LEN, SmallStream, small_stream
 
 from stream_pretrain.config.sections import CacheConfig, StreamConfig
-from stream_pretrain.data import cache
-from stream_pretrain.data.cache import (
+from stream_pretrain.data.cache import cache_directory as cache
+from stream_pretrain.data.cache.cache_directory import (
     cache_name,
     claim_directory,
     claim_free_directory,
@@ -26,9 +26,13 @@ from stream_pretrain.data.cache import (
     refuse_foreign,
     scan,
 )
-from stream_pretrain.data.cache_setup import CachedSource, set_up_cache
-from stream_pretrain.data.disk_space import CacheRequirement, check_space, shuffle_window_bytes
-from stream_pretrain.data.fetch_shard import FetchSettings, fetch_shard
+from stream_pretrain.data.cache.cache_setup import CachedSource, set_up_cache
+from stream_pretrain.data.cache.disk_space import (
+    CacheRequirement,
+    check_space,
+    shuffle_window_bytes,
+)
+from stream_pretrain.data.fetching.fetch_shard import FetchSettings, fetch_shard
 from stream_pretrain.errors import ConfigError, OwnerError
 from stream_pretrain.mds.index import StreamIndex, read_index
 from stream_pretrain.order import Order
@@ -39,7 +43,7 @@ from stream_pretrain.system.paths import user_cache_dir
 HOLD = """
 import sys
 from pathlib import Path
-from stream_pretrain.data.cache import claim_directory
+from stream_pretrain.data.cache.cache_directory import claim_directory
 lock = claim_directory(Path(sys.argv[1]), run="other-run")
 print("held", flush=True)
 sys.stdin.readline()

@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 from servers.datasets import SEQ_LEN, small_stream
 
-from stream_pretrain.data import job_directory
-from stream_pretrain.data.barrier import FileBarrier, NodeFailure
-from stream_pretrain.data.job_directory import (
+from stream_pretrain.data.node import job_directory
+from stream_pretrain.data.node.barrier import FileBarrier, NodeFailure
+from stream_pretrain.data.node.job_directory import (
     SHARED_MEMORY,
     check_shared_memory,
     open_job_directory,
