@@ -14,6 +14,7 @@ from pathlib import Path
 from stream_pretrain.checkpoint.layout import DELETING_PREFIX, SAVING_PREFIX, step_name
 from stream_pretrain.checkpoint.process_identity import token_is_alive
 from stream_pretrain.errors import StorageError
+from stream_pretrain.system.paths import sync_path
 
 FOREIGN_SAVE_SECONDS = 3600.0
 
@@ -83,13 +84,13 @@ def copy_tree(source: Path, target: Path) -> list[Path]:
 def commit(directory: Path, step: int) -> None:
     """Rename a finished save to its final name, and remove what had that name before."""
     for subdirectory in [path for path in directory.rglob("*") if path.is_dir()]:
-        sync_directory(subdirectory)
-    sync_directory(directory)
+        sync_path(subdirectory)
+    sync_path(directory)
     final = directory.parent / step_name(step)
     if final.exists():
         _remove(final)
     directory.rename(final)
-    sync_directory(directory.parent)
+    sync_path(directory.parent)
 
 
 def _remove(directory: Path) -> None:
@@ -97,14 +98,5 @@ def _remove(directory: Path) -> None:
     renamed = directory.parent / f"{DELETING_PREFIX}{directory.name}.{os.getpid()}"
     shutil.rmtree(renamed, ignore_errors=True)
     directory.rename(renamed)
-    sync_directory(directory.parent)
+    sync_path(directory.parent)
     shutil.rmtree(renamed)
-
-
-def sync_directory(directory: Path) -> None:
-    """Make names in a directory survive a power cut."""
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

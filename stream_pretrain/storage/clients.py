@@ -157,23 +157,23 @@ def _s3(location: Location, config: StorageConfig, options: dict[str, Any]) -> O
 def _gcs(location: Location, config: StorageConfig, options: dict[str, Any]) -> ObjectStore:
     from obstore.store import GCSStore
 
-    settings: dict[str, Any] = {}
-    if config.endpoint_url:
-        settings["base_url"] = config.endpoint_url
-    if config.anonymous:
-        settings["skip_signature"] = True
-    return GCSStore(location.bucket, **settings, **options)
+    return GCSStore(location.bucket, **_settings(config, endpoint="base_url"), **options)
 
 
 def _azure(location: Location, config: StorageConfig, options: dict[str, Any]) -> ObjectStore:
     from obstore.store import AzureStore
 
+    return AzureStore(location.bucket, **_settings(config, endpoint="endpoint"), **options)
+
+
+def _settings(config: StorageConfig, *, endpoint: str) -> dict[str, Any]:
+    """Return the settings of a GCS or Azure client; `endpoint` is its name for the endpoint."""
     settings: dict[str, Any] = {}
     if config.endpoint_url:
-        settings["endpoint"] = config.endpoint_url
+        settings[endpoint] = config.endpoint_url
     if config.anonymous:
         settings["skip_signature"] = True
-    return AzureStore(location.bucket, **settings, **options)
+    return settings
 
 
 def _boto3_credentials(

@@ -6,7 +6,6 @@ bucket client is loaded.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shutil
 from collections.abc import Iterator, Mapping
@@ -20,6 +19,7 @@ from stream_pretrain.storage.hashing import blocks
 from stream_pretrain.storage.retry import OnRetry
 from stream_pretrain.storage.store import Infos, Names, ObjectInfo, Store
 from stream_pretrain.storage.transfer import TEMPORARY_SUFFIX, write_atomic
+from stream_pretrain.system.file_lock import directory_lock
 
 
 class LocalStore(Store):
@@ -60,7 +60,7 @@ class LocalStore(Store):
             if if_match is None:
                 write_atomic([data], file, location=self.url(key), fsync=True)
                 return _info(file, key).etag
-            with _locked(file.parent):
+            with directory_lock(file.parent):
                 self._require_etag(file, key, if_match)
                 write_atomic([data], file, location=self.url(key), fsync=True)
                 return _info(file, key).etag
@@ -147,16 +147,6 @@ class LocalStore(Store):
             yield
         except OSError as error:
             raise storage_error(error, self.url(key)) from error
-
-
-@contextmanager
-def _locked(directory: Path) -> Iterator[None]:
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)
 
 
 def _info(file: Path, key: str) -> ObjectInfo:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from stream_pretrain.errors import StorageError
 from stream_pretrain.storage.hashing import hasher
+from stream_pretrain.system.paths import sync_path
 
 TEMPORARY_SUFFIX = ".tmp"
 
@@ -62,7 +63,7 @@ def write_atomic(
     finally:
         temporary.unlink(missing_ok=True)
     if fsync:
-        sync_directory(path.parent)
+        sync_path(path.parent)
     return written
 
 
@@ -74,12 +75,3 @@ def _check_size(location: str, size: int | None, written: int) -> None:
 def _check_hash(location: str, algorithm: str, digest: str, *, expected: str) -> None:
     if digest != expected.lower():
         raise StorageError(f"{location}: {algorithm} is {digest}, expected {expected}.", "damaged")
-
-
-def sync_directory(directory: Path) -> None:
-    """Make names written to `directory` durable."""
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
