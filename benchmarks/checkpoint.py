@@ -1,12 +1,14 @@
-"""What a checkpoint costs. In: a size and a directory. Out: one line per figure, or JSON. Does not
-train: tensors of the right shapes stand for a model of that many parameters under AdamW.
+"""Measure what a checkpoint costs, and print one line per figure, or JSON.
+
+Nothing is trained: tensors of the right shapes stand for a model of the given number of parameters
+under AdamW.
 
     python benchmarks/checkpoint.py --parameters 110e6 --dir /some/disk [--json]
 
-Stall: how long the loop stands still for a save, first and later, against one copy of the state in
-memory, against this package's synchronous save and against `fabric.save`. Written: bytes of a
-checkpoint over bytes of state. Restart: seconds from starting Python to the first step after a
-restore.
+The stall is how long the loop waits for a save, the first one and later ones. It is compared with
+one copy of the state in memory, with this package's synchronous save and with `fabric.save`. The
+bytes of a checkpoint are compared with the bytes of the state. The restart is the time from
+starting Python to the first step after a restore.
 """
 
 from __future__ import annotations
@@ -49,7 +51,7 @@ class Block(nn.Module):
 
 
 def make(parameters: int) -> tuple[nn.Module, torch.optim.Optimizer]:
-    """A model of about `parameters` and its AdamW, updated once by hand (no step is computed)."""
+    """Make a model of about `parameters` parameters and its AdamW."""
     block = sum(p.numel() for p in Block().parameters())
     count = max(1, round((parameters - WIDTH * VOCABULARY) / block))
     model = nn.ModuleList([nn.Embedding(VOCABULARY, WIDTH), *(Block() for _ in range(count))])
@@ -64,10 +66,10 @@ def update(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     optimizer.zero_grad(set_to_none=True)
 
 
-def opened(
+def make_checkpoints(
     directory: Path, model: nn.Module, optimizer: torch.optim.Optimizer, *, asynchronous: bool
 ) -> Checkpoints:
-    """The package's own saver on a local run directory."""
+    """Return this package's `Checkpoints` for a local run directory."""
     return Checkpoints(
         run=open_store(directory),
         staging=directory,
@@ -79,20 +81,20 @@ def opened(
 
 
 def measure(parameters: int, directory: Path) -> dict[str, float]:
-    """All figures; seconds and bytes."""
+    """Return all figures, in seconds and bytes."""
     model, optimizer = make(parameters)
-    asynchronous = opened(directory / "async", model, optimizer, asynchronous=True)
+    asynchronous = make_checkpoints(directory / "async", model, optimizer, asynchronous=True)
     update(model, optimizer)
     tensors = collect_tensors(model, [optimizer])
-    live = [*tensors.model.values(), *tensors.optimizer.values()]
-    copy = Copy(live)
+    all_tensors = [*tensors.model.values(), *tensors.optimizer.values()]
+    copy = Copy(all_tensors)
     figures: dict[str, float] = {
         "parameters": sum(p.numel() for p in model.parameters()),
-        "state_bytes": sum(t.nbytes for t in live),
+        "state_bytes": sum(t.nbytes for t in all_tensors),
     }
     figures |= saves("async", asynchronous, copy)
     figures["async_behind_s"] = asynchronous.seconds_per_save
-    synchronous = opened(directory / "sync", model, optimizer, asynchronous=False)
+    synchronous = make_checkpoints(directory / "sync", model, optimizer, asynchronous=False)
     figures |= saves("sync", synchronous, copy)
     files = [p for p in (directory / "async").rglob("*") if p.is_file() and "step-" in str(p)]
     figures["written_over_state"] = sum(p.stat().st_size for p in files) / figures["state_bytes"]
@@ -102,14 +104,14 @@ def measure(parameters: int, directory: Path) -> dict[str, float]:
 
 
 class Copy:
-    """One copy of all tensors into memory that is there already, to compare a stall with."""
+    """Copies all tensors into memory that is already allocated, to compare a stall with."""
 
     def __init__(self, tensors: list[torch.Tensor]) -> None:
         self.tensors = tensors
         self.buffers = [torch.zeros_like(tensor) for tensor in tensors]
 
     def seconds(self) -> float:
-        """How long one copy takes now."""
+        """Return the seconds that one copy takes now."""
         started = time.perf_counter()
         for buffer, tensor in zip(self.buffers, self.tensors, strict=True):
             buffer.copy_(tensor)
@@ -117,7 +119,7 @@ class Copy:
 
 
 def saves(name: str, saver: Checkpoints, copy: Copy) -> dict[str, float]:
-    """Stalls of saves with nothing under way, each after a copy made for comparison."""
+    """Measure saves while no other one is running, each after a copy for comparison."""
     stalls, copies = [], []
     for step in range(1, SAVES + 1):
         copies.append(copy.seconds())
@@ -136,7 +138,7 @@ def saves(name: str, saver: Checkpoints, copy: Copy) -> dict[str, float]:
 
 
 def fabric_save(directory: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> float:
-    """Seconds that `fabric.save` takes for the same state, the better of two."""
+    """Return the seconds that `fabric.save` takes for the same state, the better of two."""
     from lightning.fabric import Fabric
 
     fabric = Fabric(accelerator="cpu", devices=1)
@@ -149,7 +151,7 @@ def fabric_save(directory: Path, model: nn.Module, optimizer: torch.optim.Optimi
 
 
 def restart(parameters: int, run: Path) -> dict[str, float]:
-    """Seconds from starting Python to the first update after a restore, and of its parts."""
+    """Return the seconds from starting Python to the first update after a restore, by part."""
     command = [sys.executable, __file__, "--parameters", str(parameters), "--resume", str(run)]
     started = time.perf_counter()
     done = subprocess.run(command, check=True, capture_output=True, text=True)
@@ -160,15 +162,15 @@ def restart(parameters: int, run: Path) -> dict[str, float]:
 
 
 def resume(parameters: int, run: Path) -> dict[str, float]:
-    """What a restarted process does: make, find, verify, restore, update once."""
+    """Do what a restarted process does: build, find, verify, restore, update once."""
     times = [time.perf_counter()]
     model, optimizer = make(parameters)
-    saver = opened(run, model, optimizer, asynchronous=True)
+    saver = make_checkpoints(run, model, optimizer, asynchronous=True)
     times.append(time.perf_counter())
-    found = saver.find("auto")
-    assert found is not None
+    checkpoint = saver.find("auto")
+    assert checkpoint is not None
     times.append(time.perf_counter())
-    saver.restore(found)
+    saver.restore(checkpoint)
     times.append(time.perf_counter())
     update(model, optimizer)
     times.append(time.perf_counter())

@@ -1,7 +1,7 @@
 """Choose among the checkpoints of a run: the newest that is whole, or exactly the step asked for.
 
-Steps go in; what a reader makes of the first whole checkpoint comes out. Damaged ones are stepped
-over and reported. Nothing here reads files.
+A damaged checkpoint is reported and the next older one is tried. No file is read here: the caller
+passes a function that reads one checkpoint.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ T = TypeVar("T")
 Damage: TypeAlias = "CheckpointError | StorageError"
 
 
-def steps_to_try(steps: Sequence[int], wanted: int | None, *, url: str, advice: str) -> list[int]:
-    """All `steps` (ascending), newest first; with `wanted` that one alone.
+def steps_to_try(steps: Sequence[int], step: int | None, *, url: str, advice: str) -> list[int]:
+    """Return all `steps` (given in ascending order) newest first, or only `step`.
 
     Raises:
         CheckpointError: the step asked for is not among them; the message ends with `advice`.
     """
-    if wanted is None:
+    if step is None:
         return [*reversed(steps)]
-    if wanted not in steps:
-        there = ", ".join(str(step) for step in steps) or "none"
+    if step not in steps:
+        existing = ", ".join(map(str, steps)) or "none"
         raise CheckpointError(
-            f"{url}: no checkpoint of step {wanted} (there are: {there}). {advice}"
+            f"{url}: no checkpoint of step {step} (there are: {existing}). {advice}"
         )
-    return [wanted]
+    return [step]
 
 
 def first_whole(
@@ -38,10 +38,10 @@ def first_whole(
     exact: bool,
     report: Callable[[int, Damage], None],
 ) -> T | None:
-    """What `read` makes of the first candidate that is whole; None where none is.
+    """Return what `read` returns for the first candidate that is whole; None when none is.
 
-    `report` is called with each damaged one, and its error, before the next is tried. With `exact`
-    the first error is raised, as is every error that no other checkpoint would avoid.
+    `report` is called with each damaged candidate and its error before the next one is tried. With
+    `exact` the first error is raised, and so is always an error that is no damage (`is_damage`).
     """
     for step in candidates:
         try:
@@ -54,5 +54,5 @@ def first_whole(
 
 
 def is_damage(error: Damage) -> bool:
-    """True where another checkpoint may do; False where the storage itself does not answer."""
+    """Return True when another checkpoint may be whole, False when the storage does not answer."""
     return isinstance(error, CheckpointError) or error.reason in ("absent", "damaged")

@@ -38,7 +38,7 @@ def init_optimizer_state(optimizer: Optimizer) -> None:
 
 
 def _parameters_by_kind(optimizer: Optimizer) -> dict[_Kind, list[Tensor]]:
-    """Group trainable parameters by group, dimensions and type, which decide about their state."""
+    """Return trainable parameters by kind (group, number of dimensions, type): one state each."""
     kinds: dict[_Kind, list[Tensor]] = {}
     for index, group in enumerate(optimizer.param_groups):
         for parameter in group["params"]:

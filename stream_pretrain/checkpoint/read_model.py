@@ -83,7 +83,7 @@ def read_model_files(run: Store, step: int, names: tuple[str, ...], into: Path) 
 def _read_newest(
     checkpoint_dir: CheckpointDir, step: int | None, read: Callable[[Receipt], T], *, hashes: bool
 ) -> T:
-    """What `read` makes of the newest checkpoint that is whole, or of exactly the one asked for."""
+    """Return what `read` returns for the newest whole checkpoint, or for that of `step`."""
     url = checkpoint_dir.store.url()
     steps = checkpoint_dir.steps()
     candidates = steps_to_try(steps, step, url=url, advice="Choose one of these.")

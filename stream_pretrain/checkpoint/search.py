@@ -72,7 +72,7 @@ class CheckpointSearch:
             clear_stale_staging(self.run, self.staging, self.warn)
 
     def _candidates(self, resume: Resume) -> list[int]:
-        """Steps to try, in order."""
+        """Return the steps to try, in order."""
         staged = self._staged()
         steps = sorted({*self.run.steps(), *(staged.steps() if staged is not None else ())})
         if resume == "never":

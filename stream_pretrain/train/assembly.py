@@ -77,7 +77,7 @@ def assembled(prepared: Prepared, signals: SignalFlag | None = None) -> Iterator
 def _own(cleanup: contextlib.ExitStack, config: Config, run: Store, leases: list[Lease]) -> None:
     """Become the run directory's owner; `leases` gets what a receipt must confirm first."""
     run_dir.check_fresh(config, run)
-    leases.append(cleanup.enter_context(hold_lease(run, say=print_warning)))
+    leases.append(cleanup.enter_context(hold_lease(run, report=print_warning)))
 
 
 def _job(

@@ -1,8 +1,8 @@
-"""Runs stages of training on several ranks, forked from one process that has imported everything.
+"""Run stages of training on several ranks, forked from one process that has imported everything.
 
 `python checkpoint_ranks.py STAGES.json OUT.json`: each stage is a dictionary (run, kind, ranks,
-steps, save); OUT gets, per stage, rank 0's losses, fingerprints after restore and at the end,
-digest, and error.
+steps, save_each). OUT gets, for each stage and rank, the losses, the fingerprints after restore and
+at the end, the digest, or the error.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from stream_pretrain.storage.store import open_store
 
 
 def wrapped(kind: str, ranks: int) -> nn.Module:
-    """A fresh model under a strategy; other weights than the run began with."""
+    """Make a model under a strategy; its weights differ from those the run began with."""
     model = tiny.make_model(seed=7)
     if kind == "ddp":
         return nn.parallel.DistributedDataParallel(model, find_unused_parameters=True)
@@ -68,17 +68,17 @@ def fail_on(rank: int, world: World, error: Exception) -> str:
     return f"value of {world.rank}"
 
 
-def talk(world: World) -> dict[str, Any]:
-    """Values and errors that cross between ranks."""
+def exchange_objects(world: World) -> dict[str, Any]:
+    """Exchange values and errors between ranks."""
     ranks = RankGroup(world, dist.new_group(backend="gloo"))
     full = StorageError("disk is full", "full")
     return {
-        "every": ranks.all_ranks(lambda: world.rank * 10),
-        "leader": ranks.rank0(lambda: f"from {world.rank}"),
-        "deal": ranks.scatter(lambda: ["zero", "one"]),
-        "every raises": raised(lambda: ranks.all_ranks(lambda: fail_on(1, world, full))),
-        "leader raises": raised(lambda: ranks.rank0(lambda: fail_on(0, world, KeyError("x")))),
-        "deal raises": raised(
+        "all_ranks": ranks.all_ranks(lambda: world.rank * 10),
+        "rank0": ranks.rank0(lambda: f"from {world.rank}"),
+        "scatter": ranks.scatter(lambda: ["zero", "one"]),
+        "all_ranks raises": raised(lambda: ranks.all_ranks(lambda: fail_on(1, world, full))),
+        "rank0 raises": raised(lambda: ranks.rank0(lambda: fail_on(0, world, KeyError("x")))),
+        "scatter raises": raised(
             lambda: ranks.scatter(lambda: [fail_on(0, world, OwnerError("taken"))])
         ),
         "after": ranks.rank0(lambda: "still in step"),
@@ -98,7 +98,7 @@ def failing_save(
             raise OSError(28, "No space left on device")
         real(path, data)
 
-    save_directory.write_file = broken  # a fault at the write edge, on every rank's disk module
+    save_directory.write_file = broken  # the fault, on every rank
     saver.save(state)
     error = raised(saver.wait)
     save_directory.write_file = real
@@ -118,8 +118,8 @@ def run_stage(stage: dict[str, Any], rank: int, rendezvous: str) -> dict[str, An
         node_rank=rank // stage.get("local", ranks),
     )
     dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=ranks)
-    if stage["kind"] == "peers":
-        return talk(world)
+    if stage["kind"] == "rank_group":
+        return exchange_objects(world)
     model = wrapped(stage["kind"], ranks)
     if not stage.get("resume", True):
         torch.manual_seed(0)
@@ -135,8 +135,8 @@ def run_stage(stage: dict[str, Any], rank: int, rendezvous: str) -> dict[str, An
     )
     if stage.get("fail"):
         return failing_save(saver, stage["fail"], model, optimizer, world)
-    found = saver.find("auto")
-    state = saver.restore(found) if found else TrainState()
+    checkpoint = saver.find("auto")
+    state = saver.restore(checkpoint) if checkpoint else TrainState()
     restored = tiny.fingerprint(model, optimizer)
     losses = []
     for _ in range(stage["steps"]):

@@ -1,4 +1,4 @@
-"""Kills saving processes at random instants and starts them again, until enough were killed.
+"""Kill saving processes at random instants and restart them, a given number of times.
 
 `python checkpoint_soak.py --run LOCATION --staging DIR --kills N [--ranks R --kind fsdp2]`
 
@@ -36,7 +36,7 @@ from stream_pretrain.storage.store import open_store
 FORK = multiprocessing.get_context("fork")
 
 
-def say(log: Path, **facts: Any) -> None:
+def log_event(log: Path, **facts: Any) -> None:
     """Append one line to the log, at once."""
     with log.open("a") as file:
         file.write(json.dumps(facts) + "\n")
@@ -60,8 +60,8 @@ def make(options: argparse.Namespace, rank: int, rendezvous: str) -> tuple[Any, 
     return model, tiny.make_optimizer(model), world, group
 
 
-def reduced(options: argparse.Namespace) -> Any:
-    """How a loss is summed over ranks."""
+def loss_reduction(options: argparse.Namespace) -> Any:
+    """Return the function that sums a loss over ranks."""
     return checkpoint_ranks.add_up if options.ranks > 1 else lambda _: None
 
 
@@ -76,22 +76,24 @@ def victim(options: argparse.Namespace, rank: int, rendezvous: str, log: Path, l
         group=group,
         model=model,
         optimizer=optimizer,
-        warn=lambda message: say(log, event="warning", message=message),
+        warn=lambda message: log_event(log, event="warning", message=message),
     )
-    found = saver.find("auto")
-    state = saver.restore(found) if found else TrainState()
+    checkpoint = saver.find("auto")
+    state = saver.restore(checkpoint) if checkpoint else TrainState()
     seen = tiny.fingerprint(model, optimizer)
     if rank == 0:
-        say(log, event="start", step=state.step, seen=seen, digest=state.digest)
+        log_event(log, event="start", step=state.step, seen=seen, digest=state.digest)
     while state.step < last:
-        losses = tiny.train(model, optimizer, state, 1, world=world, reduce_loss=reduced(options))
+        losses = tiny.train(
+            model, optimizer, state, 1, world=world, reduce_loss=loss_reduction(options)
+        )
         saver.save(state)
         if rank == 0:
-            say(log, event="step", step=state.step, loss=losses[0])
+            log_event(log, event="step", step=state.step, loss=losses[0])
     saver.close()
     seen = tiny.fingerprint(model, optimizer)
     if rank == 0:
-        say(log, event="end", step=state.step, seen=seen, digest=state.digest)
+        log_event(log, event="end", step=state.step, seen=seen, digest=state.digest)
 
 
 def witness(options: argparse.Namespace, rank: int, rendezvous: str, log: Path, last: int) -> None:
@@ -101,10 +103,12 @@ def witness(options: argparse.Namespace, rank: int, rendezvous: str, log: Path, 
     for step in range(last + 1):
         seen = tiny.fingerprint(model, optimizer)
         if rank == 0:
-            say(log, event="start", step=step, seen=seen, digest=state.digest)
-        losses = tiny.train(model, optimizer, state, 1, world=world, reduce_loss=reduced(options))
+            log_event(log, event="start", step=step, seen=seen, digest=state.digest)
+        losses = tiny.train(
+            model, optimizer, state, 1, world=world, reduce_loss=loss_reduction(options)
+        )
         if rank == 0:
-            say(log, event="step", step=state.step, loss=losses[0])
+            log_event(log, event="step", step=state.step, loss=losses[0])
 
 
 def entry(work: Any, log: Path, *arguments: Any) -> None:
@@ -114,7 +118,7 @@ def entry(work: Any, log: Path, *arguments: Any) -> None:
     except BaseException as error:
         # A rank that lives a little longer than its peer sees the connection go.
         peer_gone = "Connection closed by peer" in str(error) or "Connection reset" in str(error)
-        say(
+        log_event(
             log,
             event="peer_gone" if peer_gone else "error",
             error=f"{type(error).__name__}: {error}",

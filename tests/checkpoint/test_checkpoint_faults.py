@@ -24,15 +24,15 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="mounting needs root")
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 200 KB."""
-    place = tmp_path / "small"
-    place.mkdir()
+    mount = tmp_path / "small"
+    mount.mkdir()
     done = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=200k", "tmpfs", str(place)], capture_output=True
+        ["mount", "-t", "tmpfs", "-o", "size=200k", "tmpfs", str(mount)], capture_output=True
     )
     if done.returncode != 0:
         pytest.skip("tmpfs cannot be mounted here")
-    yield place
-    subprocess.run(["umount", "-l", str(place)], check=True)
+    yield mount
+    subprocess.run(["umount", "-l", str(mount)], check=True)
 
 
 def opened(run: Path, warnings: list[str] | None = None, **options: object) -> Checkpoints:
@@ -63,7 +63,7 @@ def test_full_disk_is_an_error_and_the_older_checkpoint_stays(small_disk: Path) 
     with pytest.raises(StorageError, match="small/run") as caught:
         saver.wait()
     assert caught.value.reason == "full"
-    assert not list((small_disk / "run/checkpoints").glob(".saving-*")), "no ballast of ours"
+    assert not list((small_disk / "run/checkpoints").glob(".saving-*")), "no leftovers of ours"
     found = saver.find("auto")
     assert found is not None
     assert found.step == 1
@@ -102,9 +102,9 @@ def test_failure_behind_the_loop_is_raised_or_told_at_the_next_save(tmp_path: Pa
     state = TrainState()
     advance(saver, state)
     advance(saver, state)
-    [said] = warnings
-    assert said.startswith("training goes on without that checkpoint: the checkpoint of step 1")
-    assert said.endswith("metrics: no answer")
+    [warning] = warnings
+    assert warning.startswith("training goes on without that checkpoint: the checkpoint of step 1")
+    assert warning.endswith("metrics: no answer")
     with pytest.raises(StorageError, match="metrics: no answer"):
         saver.close()
     assert saver.saved_step is None
@@ -209,29 +209,29 @@ def test_what_cannot_be_removed_fails_no_save(
 
 
 def test_leftovers_of_dead_saves_are_removed_and_those_of_live_ones_kept(tmp_path: Path) -> None:
-    place = tmp_path / "checkpoints"
+    checkpoints = tmp_path / "checkpoints"
     me = this_process().token
     dead = subprocess.Popen(["true"])
     dead.wait()
-    boot, space, _, start = me.split("-")
+    boot, namespace, _, start = me.split("-")
     parent = os.getppid()
     stat = Path(f"/proc/{parent}/stat").read_text().rpartition(")")[2].split()
     names = {
-        "dead": f".saving-step-00000007.{boot}-{space}-{dead.pid}-{start}",
-        "alive": f".saving-step-00000007.{boot}-{space}-{parent}-{stat[19]}",
-        "foreign": f".saving-step-00000007.{'3' * 32}-{space}-{parent}-1",
-        "old foreign": f".saving-step-00000006.{'3' * 32}-{space}-{parent}-1",
+        "dead": f".saving-step-00000007.{boot}-{namespace}-{dead.pid}-{start}",
+        "alive": f".saving-step-00000007.{boot}-{namespace}-{parent}-{stat[19]}",
+        "foreign": f".saving-step-00000007.{'3' * 32}-{namespace}-{parent}-1",
+        "old foreign": f".saving-step-00000006.{'3' * 32}-{namespace}-{parent}-1",
         "own": f".saving-step-00000005.{me}",
         "deleting": ".deleting-step-00000004.17",
         "unfinished": "step-00000003",
     }
     for name in names.values():
-        (place / name / "model").mkdir(parents=True)
-    os.utime(place / names["old foreign"], (1, 1))
+        (checkpoints / name / "model").mkdir(parents=True)
+    os.utime(checkpoints / names["old foreign"], (1, 1))
     saver = opened(tmp_path)
     advance(saver, TrainState())
     saver.close()
-    left = {what for what, name in names.items() if (place / name).exists()}
+    left = {label for label, name in names.items() if (checkpoints / name).exists()}
     assert left == {"alive", "foreign", "own"}
 
 

@@ -15,8 +15,8 @@ import pytest
 
 def soak(tmp_path: Path, run: str, kills: int, *options: str) -> dict[str, Any]:
     program = Path(__file__).with_name("checkpoint_soak.py")
-    places = ["--run", run, "--staging", str(tmp_path / "staging")]
-    command = [sys.executable, str(program), *places, "--kills", str(kills), *options]
+    locations = ["--run", run, "--staging", str(tmp_path / "staging")]
+    command = [sys.executable, str(program), *locations, "--kills", str(kills), *options]
     done = subprocess.run(command, capture_output=True, text=True, timeout=900)
     assert done.stdout, done.stderr
     summary: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])

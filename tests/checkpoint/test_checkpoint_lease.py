@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from stream_pretrain.checkpoint.lease import LEASE_NAME, Owner, hold_lease, new_owner
+from stream_pretrain.checkpoint.lease import hold_lease
+from stream_pretrain.checkpoint.lease_owner import LEASE_NAME, Owner, new_owner
 from stream_pretrain.checkpoint.process_identity import (
     ProcessIdentity,
     is_alive,
@@ -42,7 +43,7 @@ def run(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
     return open_store(request.getfixturevalue("bucket")).child("run")
 
 
-def held_by_child(run: Store) -> subprocess.Popen[str]:
+def owned_by_child(run: Store) -> subprocess.Popen[str]:
     """Another process that owns the run directory."""
     child = subprocess.Popen(
         [sys.executable, "-c", HOLD, run.location], stdout=subprocess.PIPE, text=True
@@ -52,27 +53,27 @@ def held_by_child(run: Store) -> subprocess.Popen[str]:
     return child
 
 
-def say_nothing(message: str) -> None:
+def expect_no_message(message: str) -> None:
     raise AssertionError(f"unexpected: {message}")
 
 
-def foreign(owner: Owner, **process: Any) -> Owner:
+def on_another_machine(owner: Owner, **process: Any) -> Owner:
     """The same owner on a machine that cannot be seen from here."""
     away = replace(owner.process, boot_id="1" * 8, host="elsewhere", **process)
     return replace(owner, process=away)
 
 
 def test_second_process_refuses_and_a_dead_first_is_replaced(run: Store) -> None:
-    child = held_by_child(run)
+    child = owned_by_child(run)
     with child:
         try:
             with pytest.raises(OwnerError, match=rf"in use by pid {child.pid} on .*, since 20"):
-                hold_lease(run, say=say_nothing).__enter__()
+                hold_lease(run, report=expect_no_message).__enter__()
         finally:
             child.kill()
     told: list[str] = []
     started = time.monotonic()
-    with hold_lease(run, say=told.append) as lease:
+    with hold_lease(run, report=told.append) as lease:
         lease.confirm()
     assert time.monotonic() - started < 5
     assert f"taken over from pid {child.pid}" in told[0]
@@ -80,16 +81,16 @@ def test_second_process_refuses_and_a_dead_first_is_replaced(run: Store) -> None
 
 def test_an_owner_that_is_being_killed_is_waited_for(run: Store) -> None:
     """A restart may be faster than the kernel is in taking the killed process apart."""
-    child = held_by_child(run)
+    child = owned_by_child(run)
     with child:
         threading.Timer(0.5, child.kill).start()
-        with hold_lease(run, say=lambda _: None) as lease:
+        with hold_lease(run, report=lambda _: None) as lease:
             lease.confirm()
 
 
 def test_run_directory_that_was_left_in_order_is_taken_silently(run: Store) -> None:
     for _ in range(2):
-        with hold_lease(run, say=say_nothing) as lease:
+        with hold_lease(run, report=expect_no_message) as lease:
             lease.confirm()
 
 
@@ -107,10 +108,10 @@ def test_lock_file_that_was_removed_is_noticed(tmp_path: Path) -> None:
 
 def test_silent_owner_on_another_machine_is_replaced_after_its_time(bucket: str) -> None:
     run = open_store(bucket)
-    run.write(LEASE_NAME, foreign(new_owner()).to_json())
+    run.write(LEASE_NAME, on_another_machine(new_owner()).to_json())
     told: list[str] = []
     started = time.monotonic()
-    with hold_lease(run, seconds=0.6, say=told.append) as lease:
+    with hold_lease(run, seconds=0.6, report=told.append) as lease:
         lease.confirm()
     assert time.monotonic() - started >= 0.6
     assert "waiting" in told[0]
@@ -119,7 +120,7 @@ def test_silent_owner_on_another_machine_is_replaced_after_its_time(bucket: str)
 
 def test_owner_on_another_machine_that_renews_is_left_alone(bucket: str) -> None:
     run = open_store(bucket)
-    other = foreign(new_owner())
+    other = on_another_machine(new_owner())
     run.write(LEASE_NAME, other.to_json())
 
     def renew(message: str) -> None:
@@ -127,13 +128,13 @@ def test_owner_on_another_machine_that_renews_is_left_alone(bucket: str) -> None
         run.write(LEASE_NAME, replace(other, renewed=time.time() + 1).to_json())
 
     with pytest.raises(OwnerError, match="on elsewhere"):
-        hold_lease(run, seconds=2, say=renew).__enter__()
+        hold_lease(run, seconds=2, report=renew).__enter__()
 
 
 def test_owner_that_lost_its_lease_stops_before_its_next_receipt(bucket: str) -> None:
     run = open_store(bucket)
     with hold_lease(run, seconds=60) as lease:
-        run.write(LEASE_NAME, foreign(new_owner(), pid=77).to_json())
+        run.write(LEASE_NAME, on_another_machine(new_owner(), pid=77).to_json())
         for _ in range(2):
             with pytest.raises(OwnerError, match=r"pid 77 on elsewhere.* owns the run directory"):
                 lease.confirm()
@@ -175,7 +176,7 @@ def test_unreadable_lease_counts_as_silent(bucket: str) -> None:
     run = open_store(bucket)
     run.write(LEASE_NAME, b"{")
     told: list[str] = []
-    with hold_lease(run, seconds=0.3, say=told.append):
+    with hold_lease(run, seconds=0.3, report=told.append):
         pass
     assert "an unnamed process" in told[0]
 
@@ -187,8 +188,8 @@ def test_run_directory_that_cannot_be_reached_is_a_storage_error(s3: object) -> 
 
 
 def test_lease_that_never_holds_still_is_an_error(bucket: str) -> None:
-    class Restless(type(open_store(bucket))):  # type: ignore[misc]
-        """Somebody writes between every two looks."""
+    class KeepsChanging(type(open_store(bucket))):  # type: ignore[misc]
+        """Another process writes between every two requests."""
 
         def read(self, key: str) -> bytes:
             self.write(key, new_owner().to_json())
@@ -197,7 +198,7 @@ def test_lease_that_never_holds_still_is_an_error(bucket: str) -> None:
     run = open_store(bucket)
     run.write(LEASE_NAME, new_owner().to_json())
     with pytest.raises(OwnerError, match="changes all the time"):
-        hold_lease(Restless(run.parsed_location, run.config)).__enter__()
+        hold_lease(KeepsChanging(run.parsed_location, run.config)).__enter__()
 
 
 def test_owner_is_read_back(capsys: pytest.CaptureFixture[str]) -> None:

@@ -23,8 +23,8 @@ def run_stages(directory: Path, scenes: dict[str, list[dict[str, Any]]]) -> Resu
     stages = [stage for scene in scenes.values() for stage in scene]
     (directory / "stages.json").write_text(json.dumps(stages))
     program = Path(__file__).with_name("checkpoint_ranks.py")
-    places = [str(directory / "stages.json"), str(directory / "out")]
-    command = [sys.executable, "-W", "ignore::UserWarning", str(program), *places]
+    files = [str(directory / "stages.json"), str(directory / "out")]
+    command = [sys.executable, "-W", "ignore::UserWarning", str(program), *files]
     subprocess.run(command, check=True, timeout=600)
     results = iter(json.loads((directory / "out").read_text()))
     return {name: list(itertools.islice(results, len(scene))) for name, scene in scenes.items()}
@@ -45,7 +45,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def results(directory: Path) -> Results:
-    """What all scenes came to."""
+    """The results of all scenes."""
     apart = {"run": f"{directory}/node{{node}}", "ranks": 2, "local": 1, "steps": 1}
     scenes = {
         "moved": [
@@ -55,7 +55,7 @@ def results(directory: Path) -> Results:
         "alone": [
             {"run": f"{directory}/alone", "kind": "plain", "ranks": 1, "steps": 3 * len(PATH)}
         ],
-        "peers": [{"run": "unused", "kind": "peers", "ranks": 2}],
+        "rank_group": [{"run": "unused", "kind": "rank_group", "ranks": 2}],
         "failing": [{"run": f"{directory}/failing", "kind": "fsdp2", "ranks": 2, "fail": 1}],
         "apart": [{**apart, "kind": "fsdp2"}],
         "shared": [{**apart, "kind": "fsdp2", "run": f"{directory}/shared"}],
@@ -90,24 +90,24 @@ def test_same_topology_goes_on_bit_for_bit(results: Results, directory: Path, ki
 
 
 def test_what_fails_on_one_rank_is_raised_on_all(results: Results) -> None:
-    ((leader, other),) = without_errors(results["peers"])
-    assert leader["every"] == [0, 10]
-    assert other["every"] == []
-    assert (leader["leader"], other["leader"]) == ("from 0", "from 0")
-    assert (leader["deal"], other["deal"]) == ("zero", "one")
-    assert leader["every raises"] == "StorageError: rank 1: disk is full"
-    assert other["every raises"] == "StorageError: disk is full"
-    assert leader["leader raises"] == "KeyError: 'x'"
-    assert other["leader raises"] == "CheckpointError: rank 0: KeyError: 'x'"
-    assert other["deal raises"] == "OwnerError: rank 0: taken"
-    assert leader["after"] == other["after"] == "still in step"
+    ((rank0, rank1),) = without_errors(results["rank_group"])
+    assert rank0["all_ranks"] == [0, 10]
+    assert rank1["all_ranks"] == []
+    assert (rank0["rank0"], rank1["rank0"]) == ("from 0", "from 0")
+    assert (rank0["scatter"], rank1["scatter"]) == ("zero", "one")
+    assert rank0["all_ranks raises"] == "StorageError: rank 1: disk is full"
+    assert rank1["all_ranks raises"] == "StorageError: disk is full"
+    assert rank0["rank0 raises"] == "KeyError: 'x'"
+    assert rank1["rank0 raises"] == "CheckpointError: rank 0: KeyError: 'x'"
+    assert rank1["scatter raises"] == "OwnerError: rank 0: taken"
+    assert rank0["after"] == rank1["after"] == "still in step"
 
 
 def test_save_that_fails_on_one_rank_fails_on_all_and_the_next_works(results: Results) -> None:
-    ((leader, other),) = without_errors(results["failing"])
-    assert "rank 1: OSError: [Errno 28] No space left" in leader["error raised"]
-    assert "saving step 1: No space left on device" in other["error raised"]
-    assert (leader["saved"], other["saved"]) == (1, 1)
+    ((rank0, rank1),) = without_errors(results["failing"])
+    assert "rank 1: OSError: [Errno 28] No space left" in rank0["error raised"]
+    assert "saving step 1: No space left on device" in rank1["error raised"]
+    assert (rank0["saved"], rank1["saved"]) == (1, 1)
 
 
 def test_local_run_directory_that_nodes_do_not_share_is_refused(

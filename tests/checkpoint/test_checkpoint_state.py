@@ -45,9 +45,9 @@ def test_state_is_read_back_whole() -> None:
 
 def test_rewind_changes_the_object_that_others_hold() -> None:
     state = TrainState(step=100)
-    held = state
+    reference = state
     state.replace_with(FULL)
-    assert held == FULL
+    assert reference == FULL
 
 
 @pytest.mark.parametrize(
@@ -115,9 +115,9 @@ def test_receipt_is_read_back() -> None:
 
 
 @given(st.integers(min_value=0), st.integers(min_value=0, max_value=7))
-def test_any_bit_flipped_in_a_receipt_is_noticed(place: int, bit: int) -> None:
+def test_any_bit_flipped_in_a_receipt_is_noticed(position: int, bit: int) -> None:
     data = bytearray(receipt().to_json().encode())
-    data[place % len(data)] ^= 1 << bit
+    data[position % len(data)] ^= 1 << bit
     with pytest.raises(CheckpointError, match=r"^here: "):
         Receipt.from_json(bytes(data), "here")
 
@@ -152,8 +152,8 @@ def test_retention_keeps_what_a_rule_names() -> None:
 def test_retention_never_deletes_the_verified_or_the_newest(
     saved: set[int], keep_last: int, keep_every: int | None, verified: int | None
 ) -> None:
-    doomed = steps_to_delete(saved, keep_last=keep_last, keep_every=keep_every, verified=verified)
-    assert doomed <= saved
-    assert verified not in doomed
-    assert not doomed & set(sorted(saved)[-keep_last:])
-    assert len(saved - doomed) >= min(len(saved), keep_last)
+    deleted = steps_to_delete(saved, keep_last=keep_last, keep_every=keep_every, verified=verified)
+    assert deleted <= saved
+    assert verified not in deleted
+    assert not deleted & set(sorted(saved)[-keep_last:])
+    assert len(saved - deleted) >= min(len(saved), keep_last)

@@ -1,6 +1,4 @@
-"""Who one is to a bucket: environment, profiles, anonymous; endpoints and regions; words where none
-will do.
-"""
+"""Credentials, endpoints and regions of buckets, and the errors where they are missing."""
 
 from __future__ import annotations
 
@@ -108,15 +106,15 @@ def test_a_profile_without_boto3_says_how_to_install_it(
 def test_the_usual_variables_name_the_endpoint_and_the_section_wins(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    place = parse_location("s3://b/x")
+    location = parse_location("s3://b/x")
     for name in ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "S3_ENDPOINT_URL"):
         monkeypatch.delenv(name, raising=False)
-    assert endpoint_of(place, fast()) is None
+    assert endpoint_of(location, fast()) is None
     for name in ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "S3_ENDPOINT_URL"):
         monkeypatch.setenv(name, f"https://{name}.example")
-        assert endpoint_of(place, fast()) == f"https://{name}.example"
+        assert endpoint_of(location, fast()) == f"https://{name}.example"
     config = fast(endpoint_url="https://mine.example")
-    assert endpoint_of(place, config) == "https://mine.example"
+    assert endpoint_of(location, config) == "https://mine.example"
     assert endpoint_of(parse_location("gs://b/x"), fast()) is None
 
 
@@ -138,7 +136,7 @@ def test_wrong_keys_are_denied_without_being_shown(bucket: str, fault_proxy: Fau
         assert secret not in str(failure.value)
 
 
-def test_a_setting_that_the_client_refuses_is_an_error_with_the_place(
+def test_a_setting_that_the_client_refuses_is_an_error_with_the_location(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("GOOGLE_SERVICE_ACCOUNT_KEY", "{not json")

@@ -1,4 +1,4 @@
-"""Places, failures, retries and hashes: pure functions with words that people act on."""
+"""Locations, failures, retries and hashes: pure functions with messages that people act on."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ from stream_pretrain.storage.retry import Retry, RetryPolicy, call_with_retries
         ("file:///data/x", "/data/x"),
     ],
 )
-def test_places_have_one_spelling(text: str, url: str) -> None:
+def test_locations_have_one_spelling(text: str, url: str) -> None:
     assert str(parse_location(text)) == url
     assert parse_location(url) == parse_location(text)
 
 
-def test_places_below_a_place() -> None:
+def test_locations_are_joined() -> None:
     assert join("s3://b/a", "c/d") == "s3://b/a/c/d"
     assert join("s3://b", "c") == "s3://b/c"
     assert join(Path("/x"), "y") == "/x/y"
@@ -53,7 +53,7 @@ def test_places_below_a_place() -> None:
         ("a\0b", "NUL"),
     ],
 )
-def test_places_that_cannot_be_understood_are_refused(text: str, words: str) -> None:
+def test_locations_that_cannot_be_parsed_are_refused(text: str, words: str) -> None:
     with pytest.raises(StorageError) as failure:
         parse_location(text)
     assert words in str(failure.value)
@@ -63,7 +63,7 @@ def test_places_that_cannot_be_understood_are_refused(text: str, words: str) -> 
     "text",
     ["s3://AKIAKEY:hunter2secret@b/x", "az://b/x?sig=hunter2secret", "s3://b/x#hunter2secret"],
 )
-def test_credentials_in_a_place_are_refused_and_not_repeated(text: str) -> None:
+def test_credentials_in_a_location_are_refused_and_not_repeated(text: str) -> None:
     with pytest.raises(StorageError) as failure:
         parse_location(text)
     assert "hunter2secret" not in str(failure.value)
@@ -125,8 +125,8 @@ class UnauthenticatedError(Exception):
 def test_failures_have_a_reason_and_a_short_cause(
     error: Exception, reason: str, words: str
 ) -> None:
-    found, cause = explain(error)
-    assert (found, words in cause) == (reason, True), cause
+    actual, cause = explain(error)
+    assert (actual, words in cause) == (reason, True), cause
     assert len(cause) < 400
     assert "Debug source" not in cause
     assert str(storage_error(error, "s3://b/k", "read")).startswith("s3://b/k: read: ")
@@ -187,7 +187,7 @@ def test_waits_grow_and_each_retry_is_told_once() -> None:
 
 
 @pytest.mark.parametrize("reason", ["absent", "denied", "conflict", "full", "other"])
-def test_what_waiting_cannot_mend_is_not_tried_again(reason: str) -> None:
+def test_what_waiting_cannot_fix_is_not_tried_again(reason: str) -> None:
     calls, function = failing([reason])
     with pytest.raises(StorageError, match="number 1") as failure:
         run(function, Clock())
