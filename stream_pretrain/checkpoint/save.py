@@ -64,7 +64,7 @@ class Checkpoints:
     before_receipt: Callable[[], None] = lambda: None
     seed: int = 0
     warn: Callable[[str], None] = _warn
-    seconds_per_save: float = 0.0
+    longest_save_s: float = 0.0
     """Longest time so far from the start of a save to its receipt."""
     saved_step: int | None = None
     """Step of the newest checkpoint that is whole in the run directory (not only in staging)."""
@@ -206,4 +206,4 @@ class Checkpoints:
     def _publish(self, copied: Snapshot, save_started: float) -> None:
         self._publisher.publish(copied)
         self.saved_step = copied.step
-        self.seconds_per_save = max(self.seconds_per_save, time.monotonic() - save_started)
+        self.longest_save_s = max(self.longest_save_s, time.monotonic() - save_started)

@@ -227,7 +227,7 @@ class Trainer:
             stalled = self.checkpoints.save(self.state)
         if stalled:
             self.observer.save(step=self.state.step, seconds=stalled)
-        self.deadline.margin_s = max(self.deadline.margin_s, 2 * self.checkpoints.seconds_per_save)
+        self.deadline.margin_s = max(self.deadline.margin_s, 2 * self.checkpoints.longest_save_s)
         self._last_save = self.clock()
 
     def finish(self, reason: str) -> None:
