@@ -14,10 +14,14 @@ from convert.config import LARGEST_SHARD_SIZE, BuildConfig
 from convert.encoding.vocabulary import load_vocabulary
 from convert.inputs.document import Reading
 from convert.inputs.input_files import find_inputs
+from convert.inputs.tasks import MOST_TASKS, Task, automatic_part_size, plan_tasks
 from convert.jobs.conversion_job import ConversionJob, TextRules, Validation, parse_validation
+from convert.jobs.dataset_card import lasting_inputs, make_card
 from convert.jobs.engines.calls import Call, Engine
 from convert.jobs.engines.start_engine import start_engine
 from convert.jobs.part_receipts import PartReceipt
+from convert.jobs.part_writer import write_verified
+from convert.jobs.publish_dataset import Split, gather_splits, publish_splits
 from convert.jobs.staging import (
     PriorState,
     check_files,
@@ -27,11 +31,7 @@ from convert.jobs.staging import (
     rollback_on_error,
     sweep,
 )
-from convert.jobs.tasks import MOST_TASKS, Task, automatic_part_size, plan_tasks
-from convert.output.dataset_card import lasting_inputs, make_card
 from convert.output.mds_shards import ShardFormat
-from convert.output.publish_dataset import Split, gather_splits, publish_splits
-from convert.output.verified_write import write_verified
 from stream_pretrain.errors import ConfigError
 from stream_pretrain.observe.console import Mode, Progress
 from stream_pretrain.schema import CARD_NAME, Card

@@ -245,7 +245,7 @@ def _tokenizer(words: list[str]) -> int:
     if loaded.print_config:
         print(loaded.to_yaml(), end="")
         return 0
-    from convert.encoding.train_tokenizer import train_tokenizer
+    from convert.train_tokenizer import train_tokenizer
 
     size = train_tokenizer(loaded.config, progress="off" if options.quiet else "auto")
     if size < loaded.config.vocab_size:

@@ -7,10 +7,13 @@ the job says `act`.
 
 from __future__ import annotations
 
+import ctypes
 import json
+import os
 import re
 from collections.abc import Sequence
 from itertools import chain
+from pathlib import Path
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -18,13 +21,14 @@ from numpy.typing import NDArray
 
 from convert.encoding.tokenizer_files import TOKENIZER_FILE
 from convert.encoding.vocabulary import Vocabulary
-from convert.jobs.process_memory import malloc_trim, resident_bytes
 
 Encoded = tuple[NDArray[Any], NDArray[np.int64]]
 EncoderName = Literal["bytes", "gigatoken", "tokenizers"]
 SpecialRule = Literal["plain", "act"]
 REBUILD_AFTER_BYTES = 64 << 20
 REBUILD_AT_GROWTH = 192 << 20
+STATM = Path("/proc/self/statm")
+PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 class Encoder(Protocol):
@@ -109,3 +113,18 @@ def special_pattern(vocabulary: Vocabulary) -> re.Pattern[str] | None:
     """Matches any special token's text; None where there are none."""
     texts = sorted((re.escape(text) for text in vocabulary.special_tokens if text), key=len)
     return re.compile("|".join(reversed(texts))) if texts else None
+
+
+def resident_bytes() -> int:
+    """What is in RAM; 0 where the kernel does not say."""
+    try:
+        return int(STATM.read_text(encoding="ascii").split()[1]) * PAGE_BYTES
+    except OSError:
+        return 0
+
+
+def malloc_trim() -> None:
+    """Return freed memory, which the C library keeps (60 MB after the encoder's check)."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # absent in musl
+    if trim is not None:
+        trim(0)

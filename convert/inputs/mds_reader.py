@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from convert.inputs.document import BadRecordError, BadRecords, Document, Reading, checked_text
 from convert.inputs.input_files import InputFile
 from convert.inputs.input_stream import open_input
+from convert.inputs.tasks import ByteRange
 from convert.inputs.text_reader import tail_cut
-from convert.jobs.tasks import ByteRange
 from stream_pretrain.errors import DataError
 
 

@@ -13,8 +13,8 @@ from convert.inputs.document import BadRecords, Document, Reading
 from convert.inputs.input_files import InputFile
 from convert.inputs.mds_reader import read_mds
 from convert.inputs.table_reader import read_arrow, read_csv, read_parquet
+from convert.inputs.tasks import ByteRange, Task
 from convert.inputs.text_reader import read_lines, read_text
-from convert.jobs.tasks import ByteRange, Task
 from stream_pretrain.errors import DataError
 
 Reader = Callable[[ByteRange, InputFile, Reading, BadRecords], Iterator[Document]]

@@ -22,8 +22,8 @@ from convert.inputs.document import (
 from convert.inputs.input_files import InputFile
 from convert.inputs.input_stream import open_input
 from convert.inputs.record_boundaries import read_blocks
+from convert.inputs.tasks import ByteRange
 from convert.inputs.text_reader import tail_cut
-from convert.jobs.tasks import ByteRange
 from stream_pretrain.errors import DataError
 
 ROWS_AT_ONCE = 1024

@@ -30,7 +30,7 @@ from convert.inputs.record_boundaries import (
     read_blocks,
     read_pieces,
 )
-from convert.jobs.tasks import ByteRange
+from convert.inputs.tasks import ByteRange
 from stream_pretrain.errors import DataError
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"

@@ -14,8 +14,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from convert.jobs.tasks import part_name
 from convert.output.content_hash import RowsHash
+
+
+def part_name(task: int, part: int) -> str:
+    """Stem of everything that a part writes; sorts in stream order."""
+    return f"{task:06}-{part:04}"
 
 
 @dataclass(frozen=True, kw_only=True)

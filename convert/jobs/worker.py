@@ -13,15 +13,14 @@ from dataclasses import asdict
 from itertools import chain, islice
 
 from convert.encoding.encoder_check import Choice, choose_encoder, guard_part
-from convert.encoding.encoders import Encoder, special_pattern
+from convert.encoding.encoders import Encoder, malloc_trim, special_pattern
 from convert.encoding.fallback_encoder import FallbackEncoder
 from convert.inputs.document import BadRecords, Document
 from convert.inputs.read_task import read_task
+from convert.inputs.tasks import Task, plan_tasks
 from convert.jobs.conversion_job import ConversionJob, TextRules, id_hash
 from convert.jobs.part_receipts import PartReceipt
-from convert.jobs.process_memory import malloc_trim
-from convert.jobs.tasks import Task, plan_tasks
-from convert.output.part_writer import PartResult, receipt_key
+from convert.jobs.part_writer import PartResult, receipt_key
 
 BATCH_CHARACTERS = 1 << 19
 

@@ -27,7 +27,7 @@ from convert.inputs.document import BadRecords, Reading
 from convert.inputs.input_files import find_inputs, natural_key
 from convert.inputs.mds_reader import read_mds
 from convert.inputs.read_task import read_task
-from convert.jobs.tasks import ByteRange, plan_tasks
+from convert.inputs.tasks import ByteRange, plan_tasks
 from stream_pretrain.errors import ConfigError
 from stream_pretrain.storage.store import open_store
 

@@ -16,7 +16,7 @@ from corpora import Run, build, card_of, command, records, rows_of, stream_bytes
 from convert.inputs.document import BadRecords, Reading
 from convert.inputs.input_files import find_inputs
 from convert.inputs.read_task import READERS, read_task
-from convert.jobs.tasks import plan_tasks
+from convert.inputs.tasks import plan_tasks
 from convert.output.packing import ConcatPacker
 from stream_pretrain.errors import DataError
 

@@ -373,7 +373,7 @@ def test_a_receipt_without_its_file_is_an_error(tmp_path: Path) -> None:
 
 
 def test_a_write_that_a_bucket_cut_short_is_an_error(bucket: str) -> None:
-    from convert.output.verified_write import write_verified
+    from convert.jobs.part_writer import write_verified
     from stream_pretrain.storage.bucket import BucketStore
 
     class Lossy(BucketStore):

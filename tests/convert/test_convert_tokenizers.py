@@ -250,7 +250,7 @@ def test_a_growing_word_cache_is_thrown_away(
 @pytest.mark.slow
 def test_memory_stays_flat_over_words_that_never_repeat(vocabulary: Vocabulary) -> None:
     pytest.importorskip("gigatoken")
-    from convert.jobs.process_memory import resident_bytes
+    from convert.encoding.encoders import resident_bytes
 
     fast = GigatokenEncoder(vocabulary, "plain")
     sizes = []

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Protocol
 
 from convert.inputs.input_stream import open_raw
+from convert.inputs.tasks import Task
 from convert.jobs.conversion_job import ConversionJob
 from convert.jobs.part_receipts import PartReceipt
-from convert.jobs.tasks import Task
 from convert.jobs.worker import Worker
 from stream_pretrain.storage.hashing import blocks, hasher
 

@@ -42,11 +42,6 @@ class Task:
         return any(span.end is None for span in self.spans)
 
 
-def part_name(task: int, part: int) -> str:
-    """Stem of everything that a part writes; sorts in stream order."""
-    return f"{task:06}-{part:04}"
-
-
 def automatic_part_size(total: int) -> int:
     """Sixteen parts, each of 4 to 64 MiB: a function of the input alone."""
     return min(LARGEST_PART, max(SMALLEST_PART, -(-total // PARTS_WANTED)))

@@ -14,8 +14,8 @@ from convert.config import BuildConfig
 from convert.inputs.input_files import InputFile, lasting_name
 from convert.jobs.conversion_job import ConversionJob
 from convert.jobs.part_receipts import PartReceipt
+from convert.jobs.publish_dataset import Published, count_repeated_ids
 from convert.output.content_hash import content_hash
-from convert.output.publish_dataset import Published, count_repeated_ids
 from stream_pretrain.schema import Card, SourceFile
 
 

@@ -14,14 +14,14 @@ from numpy.typing import NDArray
 from convert.encoding.encoders import Encoder
 from convert.inputs.document import BadRecords, Document
 from convert.jobs.conversion_job import STAGING, ConversionJob, id_hash
-from convert.jobs.part_receipts import PartReceipt, SplitReceipt
-from convert.jobs.tasks import part_name
+from convert.jobs.part_receipts import PartReceipt, SplitReceipt, part_name
 from convert.output.best_fit import BestFitPacker
 from convert.output.content_hash import RowsHash, hash_rows
 from convert.output.mds_shards import encode_shard
 from convert.output.packing import ConcatPacker, Ids, Lengths, Packer, with_borders
 from convert.output.provenance import parquet_bytes
-from convert.output.verified_write import write_verified
+from stream_pretrain.errors import StorageError
+from stream_pretrain.storage.store import Store
 
 
 def receipt_key(name: str) -> str:
@@ -37,6 +37,20 @@ def pieces_key(name: str, split: str) -> str:
 def ids_key(name: str) -> str:
     """Where the hashes of a part's ids lie until the dataset is published (`--id_key` only)."""
     return f"{STAGING}/ids/{name}.u64"
+
+
+def write_verified(store: Store, key: str, data: bytes) -> None:
+    """Write, then ask a bucket what it holds: a proxy may have cut the body short."""
+    store.write(key, data)
+    if store.is_local:
+        return
+    found = store.head(key)
+    if found is None or found.size != len(data):
+        size = "absent" if found is None else f"{found.size} bytes"
+        raise StorageError(
+            f"{store.url(key)}: {size} after writing {len(data)} bytes. Run the command again.",
+            "damaged",
+        )
 
 
 @dataclass

@@ -12,8 +12,8 @@ from convert.encoding.byte_tokenizer import END_OF_TEXT, tokenizer_config
 from convert.inputs.document import BadRecords, Reading
 from convert.inputs.input_files import find_inputs
 from convert.inputs.read_task import read_task
+from convert.inputs.tasks import LARGEST_PART, plan_tasks
 from convert.jobs.staging import check_out
-from convert.jobs.tasks import LARGEST_PART, plan_tasks
 from stream_pretrain.errors import ConfigError, DataError
 from stream_pretrain.observe.console import Mode, Progress
 from stream_pretrain.storage.store import open_store

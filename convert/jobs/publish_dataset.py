@@ -16,11 +16,10 @@ import pyarrow as pa
 from convert.inputs.document import TRAIN, VALIDATION
 from convert.jobs.conversion_job import ConversionJob
 from convert.jobs.part_receipts import PartReceipt, SplitReceipt
+from convert.jobs.part_writer import ids_key, pieces_key, write_verified
 from convert.output.content_hash import RowsHash, hash_rows
 from convert.output.mds_shards import encode_shard, index_json
-from convert.output.part_writer import ids_key, pieces_key
 from convert.output.provenance import parquet_bytes, read_parquet_bytes, window
-from convert.output.verified_write import write_verified
 from stream_pretrain.errors import DataError
 from stream_pretrain.schema import DOCUMENTS_DIR, INDEX_NAME, TOKENIZER_DIR, SplitCounts
 from stream_pretrain.storage.hashing import xxh3_128_of
