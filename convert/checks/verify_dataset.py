@@ -1,7 +1,9 @@
-"""`convert-mds verify`. In: a dataset. Out: a `Report` that names every fault. Changes nothing.
+"""Verify a dataset: the work of `convert-mds verify`.
 
-Every byte is read: shard sizes and hashes, the layout inside, every id against the vocabulary, the
-content hash and counts of the card, and that provenance covers the rows. `fast` compares sizes.
+A dataset comes in; a `VerifyReport` that names every fault comes out. Every byte is read and
+checked: shard sizes and hashes, the layout of the shards, every id against the vocabulary, the
+content hash and counts of the card, and whether provenance covers the rows. With `fast`, only sizes
+are compared. Nothing is changed.
 """
 
 from __future__ import annotations
@@ -88,7 +90,7 @@ def verify(store: Store, *, fast: bool = False) -> Report:
         faults += [fault for shard in checked for fault in shard.faults]
         total = RowsHash()
         for shard in checked:
-            total = total.then(shard.rows)
+            total = total.concat(shard.rows)
             size += shard.size
         hashes[name] = total
         shards += len(entries)

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 from corpora import Run, build, card_of, command, records, rows_of, stream_bytes, texts, write_jsonl
 
-from convert.inputs.document import BadRecords, Reading
+from convert.inputs.document import BadRecords, ReadOptions
 from convert.inputs.input_files import find_inputs
 from convert.inputs.read_task import READERS, read_task
 from convert.inputs.tasks import plan_tasks
@@ -82,7 +82,7 @@ def test_no_flipped_byte_of_a_parquet_file_gives_a_traceback(tmp_path: Path) -> 
         for skip in (False, True):
             try:
                 for task in plan_tasks(files, 10**6):
-                    list(read_task(task, files, Reading(), BadRecords(skip=skip)))
+                    list(read_task(task, files, ReadOptions(), BadRecords(skip=skip)))
             except DataError as error:
                 assert str(path) in str(error)
 
@@ -172,7 +172,7 @@ def test_sizes_without_sense_are_refused(
 def test_too_many_parts_are_refused(
     tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("convert.build.MOST_TASKS", 3)
+    monkeypatch.setattr("convert.build.MAX_TASKS", 3)
     path = write_jsonl(tmp_path / "c.jsonl", 100)
     said = refuses(capsys, tmp_path, "--input", path, "--part_size", 256, code=2)
     assert "3 is the most" in said

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from convert.output.best_fit import best_fit
 from convert.output.content_hash import RowsHash, content_hash, hash_rows
 from convert.output.mds_shards import ShardFormat, encode_shard, index_json
-from convert.output.packing import with_borders
+from convert.output.packing import add_special_tokens
 from stream_pretrain.schema import INDEX_NAME
 
 
@@ -260,14 +260,14 @@ def test_borders_are_set_around_documents(documents: list[tuple[int, bool, bool]
     for length, begins, ends in documents:
         expected += [900] * begins + list(range(place, place + length)) + [901] * ends
         place += length
-    assert with_borders(ids, lengths, before=before, after=after).tolist() == expected
+    assert add_special_tokens(ids, lengths, before=before, after=after).tolist() == expected
 
 
 @given(st.integers(0, 30), st.integers(0, 30))
 def test_the_hash_of_rows_does_not_see_where_they_are_cut(first: int, second: int) -> None:
     rows = np.random.default_rng(0).integers(0, 60_000, (first + second, 5), dtype=np.uint16)
     whole = hash_rows(rows)
-    assert hash_rows(rows[:first]).then(hash_rows(rows[first:])) == whole
+    assert hash_rows(rows[:first]).concat(hash_rows(rows[first:])) == whole
     assert RowsHash.from_plain(whole.to_plain()) == whole
     assert hash_rows(rows.astype(np.uint32)) == whole
 
