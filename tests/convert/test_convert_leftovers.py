@@ -125,7 +125,7 @@ def test_a_touched_input_of_a_stopped_job_is_told_without_numbers(
     assert "000000000" not in run.err
 
 
-def test_a_tokenizer_is_named_without_its_place(tmp_path: Path, capsys: Any) -> None:
+def test_a_tokenizer_is_named_without_its_directory(tmp_path: Path, capsys: Any) -> None:
     path = write_jsonl(tmp_path / "c.jsonl", 100)
     words = ("--input", path, "--out", tmp_path / "tokens", "--vocab_size", 300, "--quiet")
     assert command(capsys, "tokenizer", *words).code == 0
@@ -136,7 +136,7 @@ def test_a_tokenizer_is_named_without_its_place(tmp_path: Path, capsys: Any) -> 
     assert command(capsys, "verify", tmp_path / "out").code == 0
 
 
-def test_an_input_is_recorded_without_the_way_to_it(
+def test_an_input_is_recorded_without_its_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "data/x").mkdir(parents=True)

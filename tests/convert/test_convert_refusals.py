@@ -43,8 +43,8 @@ def test_a_byte_of_a_parquet_text_that_is_no_utf8_names_file_group_and_row(
 ) -> None:
     path = tmp_path / "c.parquet"
     data = plain_parquet(path)
-    place = data.index(records(200)[60]["text"].encode())
-    path.write_bytes(data[:place] + b"\xff" + data[place + 1 :])
+    offset = data.index(records(200)[60]["text"].encode())
+    path.write_bytes(data[:offset] + b"\xff" + data[offset + 1 :])
     said = refuses(capsys, tmp_path, "--input", path, code=1)
     assert f"{path}, row group 1, row 60: invalid UTF-8 in column 'text' (byte 0xff at 0)" in said
     assert build(capsys, "--input", path, "--out", tmp_path / "skipped", *SKIP).code == 0
@@ -74,9 +74,9 @@ def test_no_flipped_byte_of_a_parquet_file_gives_a_traceback(tmp_path: Path) -> 
     path = tmp_path / "c.parquet"
     pq.write_table(pa.Table.from_pylist(records(60)), path, row_group_size=20)
     whole, chance = path.read_bytes(), random.Random(5)
-    for place in [*chance.sample(range(len(whole)), 120), *range(len(whole) - 40, len(whole))]:
+    for offset in [*chance.sample(range(len(whole)), 120), *range(len(whole) - 40, len(whole))]:
         data = bytearray(whole)
-        data[place] ^= 1 << chance.randrange(8)
+        data[offset] ^= 1 << chance.randrange(8)
         path.write_bytes(data)
         files = find_inputs([str(path)])
         for skip in (False, True):

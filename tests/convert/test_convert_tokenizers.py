@@ -40,11 +40,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A byte-level BPE of 600 tokens, trained by the command."""
     from convert.cli import main
 
-    place = tmp_path_factory.mktemp("bpe")
-    (place / "c.txt").write_text("\n".join(texts(300)) + Path(argparse.__file__).read_text())
-    words = ["--input", str(place / "c.txt"), "--out", str(place / "tok"), "--vocab_size", "600"]
+    folder = tmp_path_factory.mktemp("bpe")
+    (folder / "c.txt").write_text("\n".join(texts(300)) + Path(argparse.__file__).read_text())
+    words = ["--input", str(folder / "c.txt"), "--out", str(folder / "tok"), "--vocab_size", "600"]
     assert main(["tokenizer", *words, "--quiet"]) == 0
-    return place / "tok"
+    return folder / "tok"
 
 
 @pytest.fixture
