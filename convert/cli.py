@@ -17,13 +17,16 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from types import FrameType
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from stream_pretrain.errors import ConfigError, StreamPretrainError
 
 if TYPE_CHECKING:
+    from stream_pretrain.config.types import Section
     from stream_pretrain.schema import Card
+    from stream_pretrain.storage.store import Store
 
+OptionsT = TypeVar("OptionsT", bound="Section")
 PROGRAM = "convert-mds"
 STOPPED_EXIT_CODE = 75
 USAGE = f"""\
@@ -203,19 +206,12 @@ def _print_card(card: Card, out: str, *, already_built: bool) -> None:
 
 
 def _verify(args: list[str]) -> int:
-    from convert.config import DatasetConfig, VerifyOptions
-    from stream_pretrain.config.load_config import load_config
+    from convert.config import VerifyOptions
 
-    location, rest = _dataset_argument(args, "verify")
-    loaded = load_config(
-        rest, model=DatasetConfig, program=f"{PROGRAM} verify DATASET", options=VerifyOptions
-    )
-    options = loaded.options
-    assert isinstance(options, VerifyOptions)
+    store, options = _open_dataset(args, "verify", VerifyOptions)
     from convert.checks.verify_dataset import verify
-    from stream_pretrain.storage.store import open_store
 
-    report = verify(open_store(location, loaded.config.storage), fast=options.fast)
+    report = verify(store, fast=options.fast)
     if options.json_output:
         print(json.dumps(report.to_plain()))
     else:
@@ -224,30 +220,34 @@ def _verify(args: list[str]) -> int:
 
 
 def _inspect(args: list[str]) -> int:
-    from convert.config import DatasetConfig, InspectOptions
-    from stream_pretrain.config.load_config import load_config
+    from convert.config import InspectOptions
 
-    location, rest = _dataset_argument(args, "inspect")
-    loaded = load_config(
-        rest, model=DatasetConfig, program=f"{PROGRAM} inspect DATASET", options=InspectOptions
-    )
-    options = loaded.options
-    assert isinstance(options, InspectOptions)
+    store, options = _open_dataset(args, "inspect", InspectOptions)
     from convert.checks.inspect_dataset import inspect
-    from stream_pretrain.storage.store import open_store
 
-    view = inspect(
-        open_store(location, loaded.config.storage), split=options.split, samples=options.samples
-    )
+    view = inspect(store, split=options.split, samples=options.samples)
     print(json.dumps(view.to_plain()) if options.json_output else "\n".join(view.lines()))
     return 0
+
+
+def _open_dataset(args: list[str], command: str, options: type[OptionsT]) -> tuple[Store, OptionsT]:
+    """Open the dataset that a command reads; return it and the command's options."""
+    from convert.config import DatasetConfig
+    from stream_pretrain.config.load_config import load_config
+    from stream_pretrain.storage.store import open_store
+
+    location, rest = _dataset_argument(args, command)
+    program = f"{PROGRAM} {command} DATASET"
+    loaded = load_config(rest, model=DatasetConfig, program=program, options=options)
+    assert isinstance(loaded.options, options)
+    return open_store(location, loaded.config.storage), loaded.options
 
 
 def _dataset_argument(args: list[str], command: str) -> tuple[str, list[str]]:
     """Return the dataset, which is the first argument, and the flags."""
     if args and args[0] not in ("-h", "--help") and not args[0].startswith("--"):
         return args[0], args[1:]
-    if any(word in ("-h", "--help") for word in args):
+    if any(arg in ("-h", "--help") for arg in args):
         return "", args
     raise ConfigError(f"{PROGRAM} {command}: name a dataset first: {PROGRAM} {command} DATASET")
 

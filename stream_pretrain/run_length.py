@@ -39,14 +39,6 @@ def schedule_steps(
                 "use constant or inverse_sqrt",
             )
         )
-    if schedule.min_lr > config.optimizer.lr:
-        faults.append(
-            Fault(
-                path="schedule.min_lr",
-                found=str(schedule.min_lr),
-                remedy=f"must be at most optimizer.lr {config.optimizer.lr}",
-            )
-        )
     steps: list[int | None] = []
     for path, span in (("schedule.warmup", schedule.warmup), ("schedule.decay", schedule.decay)):
         if span is not None and span.unit == "fraction" and span.amount and total_steps is None:

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from stream_pretrain.audit.report_data import ReportData, smooth
 from stream_pretrain.audit.svg_chart import Mark, Series, line_chart
-from stream_pretrain.observe.redaction import redact
+from stream_pretrain.redaction import redact
 
 _WIDE, _NARROW = (1000, 300), (358, 250)
 _MOST_EPOCH_MARKS = 30

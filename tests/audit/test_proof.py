@@ -94,9 +94,10 @@ def test_a_step_names_its_documents_with_the_words_they_hold(
 
 def rows_of(dataset: Path) -> list[list[int]]:
     """All training rows, read by streaming's own reader."""
-    from stream_pretrain.data.index import read_index
-    from stream_pretrain.data.shard_dataset import open_dataset
-    from stream_pretrain.data.shard_stream import ReadSettings, ShardSource
+    from stream_pretrain.data.cache.cache_setup import ShardSource
+    from stream_pretrain.data.fetching.shard_stream import ReadSettings
+    from stream_pretrain.data.reading.shard_dataset import open_dataset
+    from stream_pretrain.mds.index import read_index
     from stream_pretrain.order import Order
     from stream_pretrain.storage.store import open_store
 
