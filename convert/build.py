@@ -1,6 +1,6 @@
 """Convert text to a dataset: the order of the work of `convert-mds build`.
 
-Settings come in; the dataset is written, and its card comes out. A job that was stopped goes on.
+Settings come in; the dataset is written, and its card comes out. A stopped job continues where it was.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from convert.jobs.staging import (
     PriorState,
     check_files,
     claim_output,
-    owned,
+    lock_output,
     remove_staging,
     remove_temporary_files,
     rollback_on_error,
@@ -66,7 +66,7 @@ def build(config: BuildConfig, *, progress: Mode = "off") -> BuildResult:
                 f"{MAX_TASKS:,} is the most. Leave it out, or give some MiB."
             )
         identity = job_identity(config, job)
-        with owned(job.store):
+        with lock_output(job.store):
             prior = claim_output(
                 job.store, identity, partial(hash_inputs, job, engine), overwrite=config.overwrite
             )

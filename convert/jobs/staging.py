@@ -131,10 +131,11 @@ def check_output_path(store: Store) -> None:
 
 
 @contextmanager
-def owned(store: Store) -> Iterator[None]:
-    """Hold a local output against a second converter; buckets have no such lock.
+def lock_output(store: Store) -> Iterator[None]:
+    """Lock a local output against a second converter; buckets have no such lock.
 
-    Two converters of one job in one bucket write the same bytes; another job is refused by name.
+    Two converters of one job in one bucket write the same bytes; another job is refused with an
+    error.
     """
     if not store.is_local:
         yield

@@ -338,9 +338,9 @@ def test_files_that_are_no_dataset_are_never_removed(
 def test_a_second_converter_of_one_output_is_refused(
     corpus: Path, tmp_path: Path, capsys: Any
 ) -> None:
-    from convert.jobs.staging import owned
+    from convert.jobs.staging import lock_output
 
-    with owned(open_store(tmp_path / "out")):
+    with lock_output(open_store(tmp_path / "out")):
         run = command(capsys, *arguments(corpus, tmp_path / "out", "--workers", 1))
     assert run.code == 1
     assert "another convert-mds writes to it" in run.err
