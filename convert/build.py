@@ -1,6 +1,7 @@
 """Convert text to a dataset: the order of the work of `convert-mds build`.
 
-Settings come in; the dataset is written, and its card comes out. A stopped job continues where it was.
+Settings come in; the dataset is written, and its card comes out. A stopped job continues where it
+was.
 """
 
 from __future__ import annotations

@@ -295,7 +295,7 @@ def test_a_sentencepiece_model_becomes_a_tokenizer_json(tmp_path: Path, capsys: 
     assert run.code == 0, run.err
     assert (out / "tokenizer/tokenizer.model").read_bytes() == name.read_bytes()
     name.write_bytes(b"not a model")
-    with pytest.raises(ConfigError, match=r"cannot be made a tokenizer\.json"):
+    with pytest.raises(ConfigError, match=r"cannot be converted to a tokenizer\.json"):
         load_vocabulary(str(name))
 
 
