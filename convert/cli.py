@@ -34,7 +34,7 @@ usage: {PROGRAM} COMMAND [FLAGS]
 
 Turn raw text into MDS shards for pretraining.
 
-  build      convert text to a dataset directory, or go on with a stopped conversion
+  build      convert text to a dataset directory, or continue a stopped conversion
   verify     check every byte of a dataset: {PROGRAM} verify DATASET [--fast]
   inspect    show what a dataset holds: {PROGRAM} inspect DATASET
   tokenizer  train a byte-level BPE tokenizer

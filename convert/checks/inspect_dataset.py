@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from convert.checks.read_dataset import UNREADABLE, read_card, read_index, read_rows
 from convert.checks.sidecar_checks import read_documents
-from convert.checks.verify_dataset import UNREADABLE, read_card, read_index, read_rows
 from stream_pretrain.errors import DataError
 from stream_pretrain.mds.index import Shard
 from stream_pretrain.schema import DOCUMENTS_DIR, TOKENIZER_DIR, Card

@@ -17,7 +17,7 @@ import numpy as np
 import zstandard
 from numpy.typing import NDArray
 
-from convert.checks.verify_dataset import read_card, read_index, read_rows
+from convert.checks.read_dataset import read_card, read_index, read_rows
 from convert.cli import main
 from convert.output.content_hash import hash_rows
 from stream_pretrain.schema import Card

@@ -24,7 +24,8 @@ from corpora import (
 )
 
 from convert.inputs.document import BadRecords, ReadOptions
-from convert.inputs.input_files import find_inputs, natural_key
+from convert.inputs.input_files import find_inputs
+from convert.inputs.list_files import natural_key
 from convert.inputs.mds_reader import read_mds
 from convert.inputs.read_task import read_task
 from convert.inputs.tasks import ByteRange, plan_tasks
