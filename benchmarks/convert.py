@@ -1,9 +1,9 @@
-"""How fast and in how much memory a corpus is converted, beside its floor and other tools.
+"""Measure the time and memory of a conversion, beside a lower bound and other tools.
 
-In: the installed packages, whose Python files and documents become the corpus (100 MB of JSON
-lines). Out: a table: seconds of wall clock and of all processors, peak memory of all processes
-together (PSS), tokens. Each contender is a process of its own; rounds are interleaved, so that a
-busy machine is busy for all. Does not check the output beyond its token count.
+The corpus is made of the Python files and documents of the installed packages (100 MB of JSON
+lines). The result is a table of wall-clock seconds, processor seconds, peak memory of all processes
+together (PSS) and tokens. Each contender runs in a process of its own, and rounds are interleaved,
+so that a busy machine is busy for all. The output is not checked beyond its token count.
 
     python benchmarks/convert.py --rounds 3
     python benchmarks/convert.py --contenders ours,floor --megabytes 400
@@ -30,12 +30,12 @@ from typing import Any
 ENDINGS = (".py", ".md", ".rst", ".txt", ".pyi")
 SEQ_LEN = 2048
 WORKERS = 2
-POLL_SECONDS = 0.1  # each look at memory costs milliseconds
+POLL_SECONDS = 0.1  # each poll of the memory costs milliseconds
 
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """One run of one contender."""
+    """The measurements of one run of one contender."""
 
     name: str
     wall_seconds: float
@@ -49,7 +49,7 @@ def main() -> int:
     here = Path(__file__).resolve().parent
     sys.path[:] = [
         entry for entry in sys.path if Path(entry).resolve() != here
-    ]  # named as a package
+    ]  # this file has the name of the package
     arguments = parse_arguments()
     if arguments.contender:
         CONTENDERS[arguments.contender](arguments.work)
@@ -71,7 +71,7 @@ def main() -> int:
 
 
 def parse_arguments() -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--work", type=Path, default=Path(tempfile.gettempdir()) / "convert-bench")
     parser.add_argument("--megabytes", type=int, default=100)
@@ -91,7 +91,7 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def make_corpus(path: Path, size: int) -> None:
-    """JSON lines of the files of the installed packages, in a fixed order, repeated as needed."""
+    """Write the files of the installed packages as JSON lines, repeated as needed."""
     if path.exists() and abs(path.stat().st_size - size) < 0.2 * size:
         return
     roots = [Path(sysconfig.get_path(name)) for name in ("purelib", "stdlib")]
@@ -111,7 +111,7 @@ def make_corpus(path: Path, size: int) -> None:
 
 
 def make_tokenizer(work: Path) -> None:
-    """A byte-level BPE of 32,000 tokens."""
+    """Train a byte-level BPE of 32,000 tokens."""
     if (work / "tokenizer/tokenizer.json").exists():
         return
     words = ["tokenizer", "--input", work / "corpus.jsonl", "--out", work / "tokenizer"]
@@ -124,53 +124,53 @@ def measure(name: str, work: Path, python: str) -> Measured | None:
     command = [python, __file__, "--contender", name, "--work", str(work)]
     began = time.perf_counter()
     child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    watch = SlowWaitLog(child.pid)
+    monitor = ProcessTreeMonitor(child.pid)
     output, errors = child.communicate()
     wall = time.perf_counter() - began
-    watch.stop()
+    monitor.stop()
     if child.returncode:
         print(f"{name} failed:\n{errors[-2000:]}", file=sys.stderr)
         return None
     return Measured(
         name=name,
         wall_seconds=wall,
-        cpu_seconds=watch.cpu_seconds,
-        peak_megabytes=watch.peak / 1e6,
+        cpu_seconds=monitor.cpu_seconds,
+        peak_megabytes=monitor.peak / 1e6,
         tokens=tokens_of(output.strip().splitlines()[-1]),
     )
 
 
 def tokens_of(line: str) -> int:
-    """A number, or what `convert-mds build --json` prints."""
+    """Parse a number, or the output of `convert-mds build --json`."""
     if line.startswith("{"):
         return int(json.loads(line)["splits"]["train"]["tokens"])
     return int(line)
 
 
-class SlowWaitLog:
-    """Memory and processor time of a process and all its descendants, looked at again and again.
+class ProcessTreeMonitor:
+    """Polls the memory and processor time of a process and all its descendants.
 
-    What a process does after the last look is missed: up to a tenth of a second.
+    What a process does after the last poll is missed: up to a tenth of a second.
     """
 
     def __init__(self, pid: int) -> None:
         self._pid, self._done = pid, threading.Event()
         self._ticks: dict[int, int] = {}
         self.peak = 0
-        self._thread = threading.Thread(target=self._watch)
+        self._thread = threading.Thread(target=self._poll)
         self._thread.start()
 
     @property
     def cpu_seconds(self) -> float:
-        """User and system time of all processes."""
+        """The user and system time of all processes."""
         return sum(self._ticks.values()) / os.sysconf("SC_CLK_TCK")
 
     def stop(self) -> None:
-        """Look no more."""
+        """Stop polling."""
         self._done.set()
         self._thread.join()
 
-    def _watch(self) -> None:
+    def _poll(self) -> None:
         while not self._done.wait(POLL_SECONDS):
             pids = list(descendants(self._pid))
             self.peak = max(self.peak, sum(map(proportional_bytes, pids)))
@@ -179,7 +179,7 @@ class SlowWaitLog:
 
 
 def cpu_ticks(pid: int) -> int:
-    """Clock ticks of a process's own threads."""
+    """Return the clock ticks of a process's own threads."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -188,19 +188,19 @@ def cpu_ticks(pid: int) -> int:
 
 
 def descendants(pid: int) -> Iterator[int]:
-    """A process and everything below it."""
+    """Yield a process and all its descendants."""
     yield pid
     for children in Path(f"/proc/{pid}/task").glob("*/children"):
         try:
-            below = children.read_text().split()
+            pids = children.read_text().split()
         except OSError:
             continue
-        for child in below:
+        for child in pids:
             yield from descendants(int(child))
 
 
 def proportional_bytes(pid: int) -> int:
-    """PSS: shared pages counted once among those that share them."""
+    """Return the PSS, which counts shared pages once among those that share them."""
     try:
         for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
             if line.startswith("Pss:"):
@@ -211,7 +211,7 @@ def proportional_bytes(pid: int) -> int:
 
 
 def table(runs: list[Measured], names: list[str]) -> str:
-    """Medians with ranges, as Markdown."""
+    """Return medians with ranges as a Markdown table."""
     lines = ["| contender | wall s | CPU s | peak MB | tokens |", "|---|---|---|---|---|"]
     for name in names:
         own = [run for run in runs if run.name == name]
@@ -232,7 +232,7 @@ def spread(values: list[float], digits: int) -> str:
 
 
 def ours(work: Path, *more: str) -> None:
-    """`convert-mds build` as a person runs it."""
+    """Run `convert-mds build` as a user runs it."""
     words = [
         "-m",
         "convert.cli",
@@ -248,12 +248,12 @@ def ours(work: Path, *more: str) -> None:
 
 
 def ours_tokenizers(work: Path) -> None:
-    """The same without the fast encoder."""
+    """Run the same without the fast encoder."""
     ours(work, "--encoder", "tokenizers")
 
 
 def floor(work: Path) -> None:
-    """JSON parsing and the fast encoder on two processes, with no output at all."""
+    """Measure the lower bound: parse JSON and encode on two processes, with no output."""
     import multiprocessing
 
     size = (work / "corpus.jsonl").stat().st_size
@@ -263,7 +263,7 @@ def floor(work: Path) -> None:
 
 
 def encode_range(work: Path, start: int, end: int) -> int:
-    """Tokens, end-of-text included, of the lines that start in a range."""
+    """Return the number of tokens, end-of-text included, of the lines that start in a range."""
     from gigatoken.gigatoken_rs import load_hf_json
 
     tokenizer = load_hf_json((work / "tokenizer/tokenizer.json").read_bytes())
@@ -281,15 +281,17 @@ def encode_range(work: Path, start: int, end: int) -> int:
 
 
 def texts_of(work: Path) -> Iterator[str]:
-    """The corpus's texts."""
+    """Yield the texts of the corpus."""
     with (work / "corpus.jsonl").open(encoding="utf-8") as file:
         for line in file:
             yield json.loads(line)["text"]
 
 
 def foundry(work: Path) -> None:
-    """LLM Foundry's concatenation, from its description: encode each document, join the ids with
-    end-of-text, cut them into samples, write each with `MDSWriter`. One process.
+    """Concatenate as LLM Foundry describes it, in one process.
+
+    Each document is encoded, the ids are joined with end-of-text and cut into samples, and each
+    sample is written with `MDSWriter`.
     """
     import shutil
 
@@ -316,7 +318,7 @@ def foundry(work: Path) -> None:
 
 
 def litdata(work: Path) -> None:
-    """`litdata.optimize` with its loader for tokens, on two workers, one range of lines each."""
+    """Run `litdata.optimize` with its token loader on two workers, a range of lines each."""
     import shutil
 
     from litdata import TokensLoader, optimize
@@ -337,31 +339,31 @@ def litdata(work: Path) -> None:
 
 
 class LitdataEncoder:
-    """Encodes the lines that start in a byte range; loads its tokenizer in the worker."""
+    """Encodes the lines that start in a byte range; the tokenizer is loaded in the worker."""
 
     def __init__(self, work: Path) -> None:
         self._work = work
         self._tokenizer: Any = None
 
-    def __call__(self, span: tuple[int, int]) -> Iterator[Any]:
-        """Ids of each document."""
+    def __call__(self, byte_range: tuple[int, int]) -> Iterator[Any]:
+        """Yield the ids of each document."""
         import torch
         from tokenizers import Tokenizer
 
         if self._tokenizer is None:
             self._tokenizer = Tokenizer.from_file(str(self._work / "tokenizer/tokenizer.json"))
         with (self._work / "corpus.jsonl").open("rb") as file:
-            if span[0]:
-                file.seek(span[0] - 1)
+            if byte_range[0]:
+                file.seek(byte_range[0] - 1)
                 file.readline()
-            while file.tell() < span[1]:
+            while file.tell() < byte_range[1]:
                 text = json.loads(file.readline())["text"]
                 ids = self._tokenizer.encode(text, add_special_tokens=False).ids
                 yield torch.tensor([*ids, 0], dtype=torch.uint16)
 
 
 def datatrove(work: Path) -> None:
-    """datatrove's reader and `DocumentTokenizer` on two tasks."""
+    """Run datatrove's reader and `DocumentTokenizer` on two tasks."""
     import shutil
 
     from datatrove.executor import LocalPipelineExecutor

@@ -1,6 +1,7 @@
-"""The command `convert-mds`. In: arguments. Out: an exit code (0, 1, 2, 75).
+"""The command line of `convert-mds`.
 
-Imports what does the work only when it is asked for. Does no work itself.
+Arguments come in, and an exit code comes out: 0, 1, 2 or 75. The modules that do the work are
+imported only by the commands that need them.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
@@ -26,13 +28,13 @@ if TYPE_CHECKING:
 
 OptionsT = TypeVar("OptionsT", bound="Section")
 PROGRAM = "convert-mds"
-STOPPED = 75
+STOPPED_EXIT_CODE = 75
 USAGE = f"""\
 usage: {PROGRAM} COMMAND [FLAGS]
 
 Turn raw text into MDS shards for pretraining.
 
-  build      convert text to a dataset directory, or go on with a stopped conversion
+  build      convert text to a dataset directory, or continue a stopped conversion
   verify     check every byte of a dataset: {PROGRAM} verify DATASET [--fast]
   inspect    show what a dataset holds: {PROGRAM} inspect DATASET
   tokenizer  train a byte-level BPE tokenizer
@@ -41,60 +43,62 @@ Turn raw text into MDS shards for pretraining.
 """
 
 
-class Stopped(BaseException):
-    """A signal asked for an end."""
+class StopRequested(BaseException):
+    """A signal asked the process to stop."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command: 0 done, 1 error, 2 bad usage, 75 stopped: the same command goes on.
+    """Run one command and return its exit code.
 
-    Without `argv` this is the process's entry: it does not return.
+    The code is 0 when it is done, 1 for an error, 2 for bad usage, and 75 when it was stopped: the
+    same command then continues. Without `argv` this is the entry of the process and does not
+    return.
     """
     if argv is None:
-        _leave(_exit_code(sys.argv[1:]))
+        _exit_process(_exit_code(sys.argv[1:]))
     return _run(list(argv))
 
 
-def _run(words: list[str]) -> int:
+def _run(args: list[str]) -> int:
     try:
-        return _dispatch(words)
+        return _dispatch(args)
     except StreamPretrainError as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return error.exit_code
-    except (KeyboardInterrupt, Stopped):
+    except (KeyboardInterrupt, StopRequested):
         print("Stopped. What is finished is kept: run the same command again.", file=sys.stderr)
-        return STOPPED
+        return STOPPED_EXIT_CODE
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except Exception as error:
-        line = _one_line(error)
+        line = _explain_machine_fault(error)
         if line is None:
             raise
         print(line, file=sys.stderr)
         return 1
 
 
-def _one_line(error: Exception) -> str | None:
-    """A fault of the machine or of a file in one line; None for a fault of this program."""
-    arrow = sys.modules.get("pyarrow")
+def _explain_machine_fault(error: Exception) -> str | None:
+    """Return one line for a fault of the machine or of a file; None for a bug of this program."""
+    pyarrow = sys.modules.get("pyarrow")
     if isinstance(error, MemoryError):
-        found = f"not enough memory ({error})" if str(error) else "not enough memory"
-        return f"{type(error).__name__}: {found}. Give fewer --workers or a smaller --part_size."
+        reason = f"not enough memory ({error})" if str(error) else "not enough memory"
+        return f"{type(error).__name__}: {reason}. Give fewer --workers or a smaller --part_size."
     if isinstance(error, OSError):
         name = error.filename
-        place = f"{os.fsdecode(name)}: " if isinstance(name, str | bytes) else ""
+        path = f"{os.fsdecode(name)}: " if isinstance(name, str | bytes) else ""
         reason = " ".join((error.strerror or str(error)).split())
-        return f"StorageError: {place}{reason}. Check the path, its permissions and the free space."
-    if arrow is not None and isinstance(error, arrow.ArrowException):
+        return f"StorageError: {path}{reason}. Check the path, its permissions and the free space."
+    if pyarrow is not None and isinstance(error, pyarrow.ArrowException):
         return f"DataError: {' '.join(str(error).split())}. Fetch or convert the file again."
     return None
 
 
-def _exit_code(words: list[str]) -> int:
-    """What `_run` returns, or what `SystemExit` or a fault of this program comes to."""
+def _exit_code(args: list[str]) -> int:
+    """Return the exit code of `_run`, of `SystemExit` or of a bug of this program."""
     try:
-        return _run(words)
+        return _run(args)
     except SystemExit as done:
         if done.code is None or isinstance(done.code, int):
             return done.code or 0
@@ -105,9 +109,11 @@ def _exit_code(words: list[str]) -> int:
         return 1
 
 
-def _leave(code: int) -> NoReturn:
-    """End without the interpreter's own ending, in which threads of pyarrow and of the bucket
-    clients abort the process now and then: `verify` of a whole dataset ended with 134.
+def _exit_process(code: int) -> NoReturn:
+    """End the process without the interpreter's own shutdown.
+
+    In that shutdown, threads of pyarrow and of the bucket clients abort the process now and then:
+    `verify` of a whole dataset ended with 134.
     """
     with contextlib.suppress(Exception):
         atexit._run_exitfuncs()
@@ -119,11 +125,11 @@ def _leave(code: int) -> NoReturn:
     os._exit(code)
 
 
-def _dispatch(words: list[str]) -> int:
-    if not words:
+def _dispatch(args: list[str]) -> int:
+    if not args:
         print(USAGE, end="", file=sys.stderr)
         return 2
-    name, rest = words[0], words[1:]
+    name, rest = args[0], args[1:]
     if name in ("-h", "--help", "help"):
         print(USAGE, end="")
         return 0
@@ -138,33 +144,46 @@ def _dispatch(words: list[str]) -> int:
     return COMMANDS[name](rest)
 
 
-def _build(words: list[str]) -> int:
+def _build(args: list[str]) -> int:
     from convert.config import BuildConfig, BuildOptions
     from stream_pretrain.config.load_config import load_config
 
-    loaded = load_config(words, model=BuildConfig, program=f"{PROGRAM} build", options=BuildOptions)
+    with _warnings_on_stderr():
+        loaded = load_config(
+            args, model=BuildConfig, program=f"{PROGRAM} build", options=BuildOptions
+        )
     options = loaded.options
     assert isinstance(options, BuildOptions)
     if loaded.print_config:
         print(loaded.to_yaml(), end="")
         return 0
-    from convert.jobs.engines.start_engine import warm_up
+    from convert.jobs.engines.start_engine import start_fork_server
 
-    warm_up(loaded.config)
+    start_fork_server(loaded.config)
     from convert.build import build
 
-    signal.signal(signal.SIGTERM, _stop)
+    signal.signal(signal.SIGTERM, _on_sigterm)
     built = build(loaded.config, progress="off" if options.quiet else "auto")
     if options.json_output:
         print(json.dumps({"out": loaded.config.out, **_summary(built.card)}))
     else:
-        _print_card(built.card, loaded.config.out, was_there=built.was_there)
+        _print_card(built.card, loaded.config.out, already_built=built.already_built)
     return 0
 
 
-def _stop(number: int, frame: FrameType | None) -> NoReturn:
+@contextlib.contextmanager
+def _warnings_on_stderr() -> Iterator[None]:
+    """Print each warning of the block as one line, without the line of source code."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", FutureWarning)
+        yield
+    for warning in caught:
+        print(f"warning: {warning.message}", file=sys.stderr)
+
+
+def _on_sigterm(number: int, frame: FrameType | None) -> NoReturn:
     del frame
-    raise Stopped(signal.Signals(number).name)
+    raise StopRequested(signal.Signals(number).name)
 
 
 def _summary(card: Card) -> dict[str, Any]:
@@ -172,8 +191,8 @@ def _summary(card: Card) -> dict[str, Any]:
     return {"content_hash": card.content_hash, "splits": splits, "notes": dict(card.notes)}
 
 
-def _print_card(card: Card, out: str, *, was_there: bool) -> None:
-    if was_there:
+def _print_card(card: Card, out: str, *, already_built: bool) -> None:
+    if already_built:
         print(f"{out}: already converted with these settings from these inputs; nothing to do.")
     for name, split in card.splits.items():
         print(
@@ -186,10 +205,10 @@ def _print_card(card: Card, out: str, *, was_there: bool) -> None:
     print(f"{out}: content hash {card.content_hash}")
 
 
-def _verify(words: list[str]) -> int:
+def _verify(args: list[str]) -> int:
     from convert.config import VerifyOptions
 
-    store, options = _dataset(words, "verify", VerifyOptions)
+    store, options = _open_dataset(args, "verify", VerifyOptions)
     from convert.checks.verify_dataset import verify
 
     report = verify(store, fast=options.fast)
@@ -200,10 +219,10 @@ def _verify(words: list[str]) -> int:
     return 0 if report.is_whole else 1
 
 
-def _inspect(words: list[str]) -> int:
+def _inspect(args: list[str]) -> int:
     from convert.config import InspectOptions
 
-    store, options = _dataset(words, "inspect", InspectOptions)
+    store, options = _open_dataset(args, "inspect", InspectOptions)
     from convert.checks.inspect_dataset import inspect
 
     view = inspect(store, split=options.split, samples=options.samples)
@@ -211,41 +230,41 @@ def _inspect(words: list[str]) -> int:
     return 0
 
 
-def _dataset(words: list[str], command: str, options: type[OptionsT]) -> tuple[Store, OptionsT]:
-    """The dataset that a command reads, and the command's options."""
+def _open_dataset(args: list[str], command: str, options: type[OptionsT]) -> tuple[Store, OptionsT]:
+    """Open the dataset that a command reads; return it and the command's options."""
     from convert.config import DatasetConfig
     from stream_pretrain.config.load_config import load_config
     from stream_pretrain.storage.store import open_store
 
-    location, rest = _location(words, command)
+    location, rest = _dataset_argument(args, command)
     program = f"{PROGRAM} {command} DATASET"
     loaded = load_config(rest, model=DatasetConfig, program=program, options=options)
     assert isinstance(loaded.options, options)
     return open_store(location, loaded.config.storage), loaded.options
 
 
-def _location(words: list[str], command: str) -> tuple[str, list[str]]:
-    """The dataset, which stands first, and the flags."""
-    if words and words[0] not in ("-h", "--help") and not words[0].startswith("--"):
-        return words[0], words[1:]
-    if any(word in ("-h", "--help") for word in words):
-        return "", words
+def _dataset_argument(args: list[str], command: str) -> tuple[str, list[str]]:
+    """Return the dataset, which is the first argument, and the flags."""
+    if args and args[0] not in ("-h", "--help") and not args[0].startswith("--"):
+        return args[0], args[1:]
+    if any(arg in ("-h", "--help") for arg in args):
+        return "", args
     raise ConfigError(f"{PROGRAM} {command}: name a dataset first: {PROGRAM} {command} DATASET")
 
 
-def _tokenizer(words: list[str]) -> int:
+def _tokenizer(args: list[str]) -> int:
     from convert.config import BuildOptions, TokenizerConfig
     from stream_pretrain.config.load_config import load_config
 
     loaded = load_config(
-        words, model=TokenizerConfig, program=f"{PROGRAM} tokenizer", options=BuildOptions
+        args, model=TokenizerConfig, program=f"{PROGRAM} tokenizer", options=BuildOptions
     )
     options = loaded.options
     assert isinstance(options, BuildOptions)
     if loaded.print_config:
         print(loaded.to_yaml(), end="")
         return 0
-    from convert.encoding.train_tokenizer import train_tokenizer
+    from convert.train_tokenizer import train_tokenizer
 
     size = train_tokenizer(loaded.config, progress="off" if options.quiet else "auto")
     if size < loaded.config.vocab_size:

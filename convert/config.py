@@ -1,12 +1,13 @@
-"""What `convert-mds` may be told. In: flags or YAML. Out: frozen settings. Looks at no files."""
+"""Define the settings of `convert-mds`, which flags and YAML files give. No file is read here."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+import warnings
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo
 
 from stream_pretrain.config.sections import StorageConfig
 from stream_pretrain.config.types import (
@@ -21,10 +22,43 @@ from stream_pretrain.config.types import (
 from stream_pretrain.errors import Fault
 from stream_pretrain.units import format_bytes
 
-HOW_NOT_WHAT = {"out", "workers", "engine", "ray_address", "overwrite", "storage", "encoder"}
+EXECUTION_SETTINGS = {"out", "workers", "engine", "ray_address", "overwrite", "storage", "encoder"}
 SMALLEST_PART_SIZE = 64
 LARGEST_SHARD_SIZE = (1 << 32) - (1 << 17)  # offsets in a shard are 32-bit
 COMPRESSION = re.compile(r"none|zstd(:([1-9]|1[0-9]|2[0-2]))?")
+RENAMED_VALUES = {"packing": {"flow": "concat"}, "special_in_text": {"act": "parse"}}
+"""Old value -> new value, by setting. The old ones are accepted for one release, with a warning."""
+
+InputFormat = Literal["text", "jsonl", "csv", "parquet", "arrow", "mds"]
+EncoderChoice = Literal["auto", "gigatoken", "tokenizers"]
+
+
+def with_renamed_values(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return recorded settings with today's values, so that an older job is the same job."""
+    renamed = dict(settings)
+    for name, new_values in RENAMED_VALUES.items():
+        if name in renamed:
+            renamed[name] = new_values.get(renamed[name], renamed[name])
+    return renamed
+
+
+def _accept_old_value(value: object, info: ValidationInfo) -> object:
+    """Replace the old name of a value and warn about it."""
+    name = str(info.field_name)
+    new = RENAMED_VALUES[name].get(value) if isinstance(value, str) else None
+    if new is None:
+        return value
+    warnings.warn(
+        f"--{name} {value} is now called --{name} {new}; the next release accepts the new name "
+        "only.",
+        FutureWarning,
+        stacklevel=2,
+    )
+    return new
+
+
+SpecialInText = Annotated[Literal["plain", "parse"], BeforeValidator(_accept_old_value)]
+Packing = Annotated[Literal["concat", "best_fit"], BeforeValidator(_accept_old_value)]
 
 
 def _compression(value: str) -> str:
@@ -60,7 +94,7 @@ def _lengths_agree(config: Any) -> Iterator[Fault]:
 
 
 class BuildConfig(Settings):
-    """One conversion."""
+    """The settings of one conversion."""
 
     checks: ClassVar[tuple[Check, ...]] = (_lengths_agree,)
 
@@ -78,8 +112,8 @@ class BuildConfig(Settings):
     seq_len: PositiveCount
     """Tokens that a model sees at once; a sample holds one more."""
 
-    format: Literal["text", "jsonl", "csv", "parquet", "arrow", "mds"] | None = None
-    """What the inputs hold; null: as their endings say."""
+    format: InputFormat | None = None
+    """Format of the inputs; null: as their endings say."""
 
     text_key: str = "text"
     """Key or column of the text; dots go into nested records."""
@@ -106,15 +140,16 @@ class BuildConfig(Settings):
     max_chars: PositiveCount | None = None
     """Longer documents are left out and counted; null: no limit."""
 
-    special_in_text: Literal["plain", "act"] = "plain"
-    """Whether strings such as `<|endoftext|>` inside a text become special tokens."""
+    special_in_text: SpecialInText = "plain"
+    """What strings such as `<|endoftext|>` inside a text become: `plain`: text; `parse`: special
+    tokens."""
 
     on_bad_record: Literal["stop", "skip"] = "stop"
-    """What a malformed record does."""
+    """What happens at a malformed record."""
 
-    packing: Literal["flow", "best_fit"] = "flow"
-    """`flow`: documents run on across samples; `best_fit`: kept whole where they fit, at the cost
-    of padding."""
+    packing: Packing = "concat"
+    """`concat`: documents follow one another across samples; `best_fit`: documents are kept whole
+    where they fit, at the cost of padding."""
 
     part_size: Annotated[ByteSize, AfterValidator(_part_size)] | None = None
     """Input bytes in a unit of work; null: a sixteenth of the input, 4 to 64 MiB."""
@@ -125,7 +160,7 @@ class BuildConfig(Settings):
     compression: Annotated[str, AfterValidator(_compression)] = "zstd"
     """`zstd`, `zstd:LEVEL` (1 to 22) or `none`."""
 
-    encoder: Literal["auto", "gigatoken", "tokenizers"] = "auto"
+    encoder: EncoderChoice = "auto"
     """Which library encodes; the ids are the same. `auto`: the fast one where a check shows that.
     """
 
@@ -139,18 +174,18 @@ class BuildConfig(Settings):
     """Address of the Ray cluster; null: the one that Ray finds, else a local one."""
 
     overwrite: bool = False
-    """Replace a dataset that is there."""
+    """Replace an existing dataset."""
 
     storage: StorageConfig = StorageConfig()
     """How buckets are reached."""
 
-    def recorded(self) -> dict[str, Any]:
-        """What the card keeps: everything that decides the content and the bytes."""
-        return self.model_dump(mode="json", exclude=HOW_NOT_WHAT)
+    def content_settings(self) -> dict[str, Any]:
+        """Return what the card keeps: every setting that decides the content and the bytes."""
+        return self.model_dump(mode="json", exclude=EXECUTION_SETTINGS)
 
 
 class BuildOptions(Section):
-    """Flags of `build` that are no settings."""
+    """Flags of `build` that are not settings."""
 
     json_output: bool = Field(default=False, alias="json")
     """Print the result as JSON."""
@@ -160,7 +195,7 @@ class BuildOptions(Section):
 
 
 class TokenizerConfig(Settings):
-    """One tokenizer to train."""
+    """The settings of one tokenizer to train."""
 
     input: Annotated[tuple[str, ...], Field(min_length=1, strict=False)]
     """File, directory, glob or URL; may be given more than once."""
@@ -171,8 +206,8 @@ class TokenizerConfig(Settings):
     vocab_size: PositiveCount
     """Tokens, of which 256 are the bytes and one is end-of-text."""
 
-    format: Literal["text", "jsonl", "csv", "parquet", "arrow", "mds"] | None = None
-    """What the inputs hold; null: as their endings say."""
+    format: InputFormat | None = None
+    """Format of the inputs; null: as their endings say."""
 
     text_key: str = "text"
     """Key or column of the text; dots go into nested records."""
@@ -184,14 +219,14 @@ class TokenizerConfig(Settings):
     """Train on the first so many characters only; null: on all."""
 
     overwrite: bool = False
-    """Replace a tokenizer that is there."""
+    """Replace an existing tokenizer."""
 
     storage: StorageConfig = StorageConfig()
     """How buckets are reached."""
 
 
 class DatasetConfig(Settings):
-    """What `verify` and `inspect` need besides the dataset."""
+    """The settings of `verify` and `inspect`."""
 
     storage: StorageConfig = StorageConfig()
     """How buckets are reached."""

@@ -1,7 +1,7 @@
-"""`convert-mds inspect`. In: a dataset. Out: a `DatasetOverview`: card, counts, lengths of
-documents, samples.
+"""Show what a dataset holds: the work of `convert-mds inspect`.
 
-Reads provenance and the first shard. Changes nothing.
+A dataset comes in; a `DatasetOverview` with its card, counts, document lengths and first samples
+comes out. The provenance and the first shard are read, and nothing is changed.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from convert.checks.read_dataset import UNREADABLE, read_card, read_index, read_rows
 from convert.checks.sidecar_checks import read_documents
-from convert.checks.verify_dataset import UNREADABLE, read_card, read_index, read_rows
 from stream_pretrain.errors import DataError
 from stream_pretrain.mds.index import Shard
 from stream_pretrain.schema import DOCUMENTS_DIR, TOKENIZER_DIR, Card
@@ -26,8 +26,8 @@ BOUNDARY = "⏎END⏎"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Bin:
-    """Documents whose length in tokens is in [low, high)."""
+class LengthBin:
+    """The number of documents whose length in tokens is in [low, high)."""
 
     low: int
     high: int
@@ -36,22 +36,22 @@ class Bin:
 
 @dataclass(frozen=True, kw_only=True)
 class DatasetOverview:
-    """What `inspect` shows of one split."""
+    """The facts that `inspect` shows of one split."""
 
     card: Card
     split: str
     shards: int
-    lengths: Sequence[Bin]
+    lengths: Sequence[LengthBin]
     quantiles: Mapping[str, int]
     samples: Sequence[str]
 
     def to_plain(self) -> dict[str, Any]:
-        """For a script."""
+        """Return the facts as plain values, for a script."""
         plain = asdict(self)
         return {**plain, "card": asdict(self.card)}
 
     def lines(self) -> list[str]:
-        """For a person."""
+        """Return the facts as lines of text, for a person."""
         return [*self._card_lines(), "", *self._length_lines(), *self._sample_lines()]
 
     def _card_lines(self) -> list[str]:
@@ -68,8 +68,8 @@ class DatasetOverview:
                 f"{counts.samples:,} samples, {counts.dropped_tokens:,} tokens dropped, "
                 f"{counts.text_bytes / max(1, counts.tokens):.2f} bytes a token"
             )
-        for what, count in card.notes.get("tallies", {}).items():
-            lines.append(f"counted: {count:,} {what}")
+        for name, count in card.notes.get("tallies", {}).items():
+            lines.append(f"counted: {count:,} {name}")
         lines += ["", "tokens by source:"]
         sources = sorted(card.sources, key=lambda source: -source.tokens)
         for source in sources[:SHOWN_SOURCES]:
@@ -98,7 +98,10 @@ class DatasetOverview:
 
 
 def inspect(store: Store, *, split: str = "train", samples: int = 2) -> DatasetOverview:
-    """Look at one split of a dataset."""
+    """Inspect one split of a dataset.
+
+    Raises `DataError` where the split, its index or its first shard cannot be read.
+    """
     card = read_card(store)
     if split not in card.splits:
         raise DataError(
@@ -110,14 +113,14 @@ def inspect(store: Store, *, split: str = "train", samples: int = 2) -> DatasetO
         card=card,
         split=split,
         shards=len(shards),
-        lengths=_bins(tokens),
+        lengths=_length_bins(tokens),
         quantiles=_quantiles(tokens),
-        samples=_decoded(store, card, split, shards, samples),
+        samples=_decode_samples(store, card, split, shards, samples),
     )
 
 
 def _document_tokens(store: Store, split: str) -> Any:
-    """Tokens of each document, pieces of one document added up."""
+    """Return the number of tokens of each document, summed over its spans."""
     ids: list[Any] = []
     tokens: list[Any] = []
     for info in store.list(f"{split}/{DOCUMENTS_DIR}"):
@@ -130,14 +133,14 @@ def _document_tokens(store: Store, split: str) -> Any:
     return np.bincount(number, weights=np.concatenate(tokens)).astype(np.int64)
 
 
-def _bins(tokens: Any) -> list[Bin]:
-    """Powers of two."""
+def _length_bins(tokens: Any) -> list[LengthBin]:
+    """Count documents in bins whose bounds are powers of two."""
     if not len(tokens):
         return []
     exponents = np.floor(np.log2(np.maximum(tokens, 1))).astype(int)
     low, high = int(exponents.min()), int(exponents.max())
     return [
-        Bin(low=1 << e, high=2 << e, documents=int((exponents == e).sum()))
+        LengthBin(low=1 << e, high=2 << e, documents=int((exponents == e).sum()))
         for e in range(low, high + 1)
     ]
 
@@ -150,7 +153,7 @@ def _quantiles(tokens: Any) -> dict[str, int]:
     return {name: int(value) for name, value in zip(names, values, strict=True)}
 
 
-def _decoded(
+def _decode_samples(
     store: Store, card: Card, split: str, shards: Sequence[Shard], number: int
 ) -> list[str]:
     from tokenizers import Tokenizer
@@ -165,15 +168,15 @@ def _decoded(
             f"{store.url(split)}: the first shard cannot be read ({error}). "
             f"Run: convert-mds verify {store.location}"
         ) from error
-    return [_with_boundaries(tokenizer, row, card.eos_id) for row in rows]
+    return [_mark_boundaries(tokenizer, row, card.eos_id) for row in rows]
 
 
-def _with_boundaries(tokenizer: Any, row: Any, eos_id: int | None) -> str:
-    borders = [] if eos_id is None else (np.flatnonzero(row == eos_id) + 1).tolist()
+def _mark_boundaries(tokenizer: Any, row: Any, eos_id: int | None) -> str:
+    boundaries = [] if eos_id is None else (np.flatnonzero(row == eos_id) + 1).tolist()
     texts = []
-    for begin, end in zip([0, *borders], [*borders, len(row)], strict=True):
+    for begin, end in zip([0, *boundaries], [*boundaries, len(row)], strict=True):
         if end > begin:
-            is_whole = end in borders
+            is_whole = end in boundaries
             ids = row[begin : end - 1 if is_whole else end].tolist()
             text = tokenizer.decode(ids, skip_special_tokens=False)
             texts.append(text + (BOUNDARY if is_whole else ""))

@@ -1,9 +1,8 @@
-"""The built-in `byte` tokenizer. In: nothing. Out: `tokenizer.json` and `tokenizer_config.json`.
-Does not encode.
+"""Make the files of the built-in `byte` tokenizer.
 
-256 tokens, one per byte value with that value as its id, and end-of-text as id 256. It is a real
-`tokenizer.json`: a byte-level BPE without merges, so `tokenizers`, `transformers` and LitGPT load
-it like any other.
+It has 256 tokens, one for each byte value with that value as its id, and end-of-text with id 256.
+Its `tokenizer.json` is a byte-level BPE without merges, so `tokenizers`, `transformers` and LitGPT
+load it like any other.
 """
 
 from __future__ import annotations
@@ -15,15 +14,17 @@ END_OF_TEXT_ID = 256
 
 
 def byte_characters() -> list[str]:
-    """The character by which byte-level BPE writes each byte value: printable Latin-1 as it is, the
-    rest from U+0100."""
+    """Return the character that stands for each byte value in a byte-level BPE.
+
+    Printable Latin-1 characters stand for themselves, and the rest is counted from U+0100.
+    """
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     spare = iter(range(0x100, 0x200))
     return [chr(value) if value in printable else chr(next(spare)) for value in range(256)]
 
 
 def byte_tokenizer_files() -> dict[str, bytes]:
-    """File name -> content of the tokenizer directory."""
+    """Return the contents of the tokenizer directory by file name."""
     vocabulary = {character: value for value, character in enumerate(byte_characters())}
     vocabulary[END_OF_TEXT] = END_OF_TEXT_ID
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
@@ -54,14 +55,13 @@ def byte_tokenizer_files() -> dict[str, bytes]:
 
 
 def end_of_text_token(token_id: int) -> dict[str, object]:
-    """The `added_tokens` entry of end-of-text."""
+    """Return the `added_tokens` entry of end-of-text."""
     flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
     return {"id": token_id, "content": END_OF_TEXT, **flags, "special": True}
 
 
 def tokenizer_config() -> bytes:
-    """`tokenizer_config.json` for `transformers` and LitGPT: which class, and which token ends a
-    text."""
+    """Return `tokenizer_config.json`: the class and the EOS for `transformers` and LitGPT."""
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "eos_token": END_OF_TEXT,

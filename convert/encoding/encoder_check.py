@@ -1,7 +1,8 @@
-"""Which encoder a job may use. In: the tokenizer and first documents. Out: a name and the reason.
+"""Choose the encoder of a job.
 
-The fast encoder is used only where it gives the ids of `tokenizers` on strings that are hard for
-such libraries and on the job's own first documents.
+The tokenizer and the first documents come in; the encoder, and the reason for it, come out. The
+fast encoder is used only where it gives the ids of `tokenizers`, both on strings that are difficult
+for such libraries and on the job's own first documents.
 """
 
 from __future__ import annotations
@@ -13,22 +14,22 @@ from itertools import islice
 
 import numpy as np
 
+from convert.config import SpecialInText
 from convert.encoding.encoders import (
     ByteEncoder,
     Encoder,
     EncoderName,
-    SpecialRule,
     TokenizersEncoder,
 )
 from convert.encoding.fallback_encoder import FallbackEncoder
 from convert.encoding.vocabulary import Vocabulary
 from stream_pretrain.errors import ConfigError, DataError
 
-CHECKED_CHARACTERS = 1 << 18
-LONGEST_CHECKED = 1 << 16
-GUARDED_CHARACTERS = 1 << 14  # 5 ms a part
-FIRST_DOCUMENTS = 2000
-HARD_STRINGS = (
+MAX_CHECKED_CHARACTERS = 1 << 18
+MAX_TEXT_CHARACTERS = 1 << 16
+PART_CHECK_CHARACTERS = 1 << 14  # 5 ms a part
+MAX_DOCUMENTS = 2000
+DIFFICULT_STRINGS = (
     "",
     " ",
     "\n",
@@ -51,35 +52,38 @@ HARD_STRINGS = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Choice:
-    """The encoder, and why: what the card says of it."""
+class ChosenEncoder:
+    """The encoder and the reason for it, as the card records them."""
 
     name: EncoderName
     reason: str
 
 
 def choose_encoder(
-    wanted: str, vocabulary: Vocabulary, special: SpecialRule, texts: Iterable[str]
-) -> tuple[Choice, Encoder]:
-    """`wanted` is `auto` or a name; a named encoder that cannot be used is a `ConfigError`."""
+    wanted: str, vocabulary: Vocabulary, special: SpecialInText, texts: Iterable[str]
+) -> tuple[ChosenEncoder, Encoder]:
+    """Return the encoder for `wanted`, which is `auto` or a name.
+
+    Raises `ConfigError` where the named encoder cannot be used.
+    """
     if vocabulary.is_bytes and special == "plain" and wanted == "auto":
-        return Choice(name="bytes", reason="ids are the bytes"), ByteEncoder()
+        return ChosenEncoder(name="bytes", reason="ids are the bytes"), ByteEncoder()
     if wanted == "tokenizers":
-        choice = Choice(name="tokenizers", reason="asked for")
+        choice = ChosenEncoder(name="tokenizers", reason="asked for")
         return choice, TokenizersEncoder(vocabulary, special)
     fast = checked_gigatoken(vocabulary, special, texts)
     if not isinstance(fast, str):
         reason = f"gigatoken {version('gigatoken')}: same ids on the first documents"
-        return Choice(name="gigatoken", reason=reason), fast
+        return ChosenEncoder(name="gigatoken", reason=reason), fast
     if wanted == "gigatoken":
         raise ConfigError(f"--encoder gigatoken: {fast}. Use --encoder auto.")
-    return Choice(name="tokenizers", reason=fast), TokenizersEncoder(vocabulary, special)
+    return ChosenEncoder(name="tokenizers", reason=fast), TokenizersEncoder(vocabulary, special)
 
 
 def checked_gigatoken(
-    vocabulary: Vocabulary, special: SpecialRule, texts: Iterable[str]
+    vocabulary: Vocabulary, special: SpecialInText, texts: Iterable[str]
 ) -> FallbackEncoder | str:
-    """The fast encoder, or why it may not be used here."""
+    """Return the fast encoder, or the reason why it may not be used."""
     try:
         version("gigatoken")
         fast = FallbackEncoder(vocabulary, special)
@@ -89,8 +93,8 @@ def checked_gigatoken(
         return f"gigatoken cannot load this tokenizer ({error})"
     exact = fast.exact
     specials = list(vocabulary.special_tokens)[:8]
-    hard = [*HARD_STRINGS, *(f"a{token}b {token}{token}\n{token}" for token in specials)]
-    checked = [*hard, *_some(texts)]
+    difficult = [*DIFFICULT_STRINGS, *(f"a{token}b {token}{token}\n{token}" for token in specials)]
+    checked = [*difficult, *_first_texts(texts)]
     if same_ids(fast, exact, checked):
         return fast
     first = next((text for text in checked if not same_ids(fast, exact, [text])), "")
@@ -98,30 +102,30 @@ def checked_gigatoken(
 
 
 def same_ids(fast: Encoder, exact: Encoder, texts: Sequence[str]) -> bool:
-    """Whether both encoders give the same ids for each text."""
+    """Return whether both encoders give the same ids for each text."""
     try:
         ids, lengths = fast.encode(texts)
-    except Exception:  # whatever the fast library raises, it is not equal
+    except Exception:  # whatever the fast library raises, the ids are not equal
         return False
     expected, expected_lengths = exact.encode(texts)
     return np.array_equal(lengths, expected_lengths) and np.array_equal(ids, expected)
 
 
-def guard_part(encoder: FallbackEncoder, text: str, place: str) -> None:
-    """Check a piece of one text of each part; `DataError` where the ids differ."""
-    if not same_ids(encoder, encoder.exact, [text[:GUARDED_CHARACTERS]]):
+def check_part(encoder: FallbackEncoder, text: str, document_id: str) -> None:
+    """Check the start of one text of a part; raise `DataError` where the ids differ."""
+    if not same_ids(encoder, encoder.exact, [text[:PART_CHECK_CHARACTERS]]):
         raise DataError(
-            f"{place}: gigatoken and tokenizers give different ids for this document. Nothing was "
-            "published. Use --encoder tokenizers."
+            f"{document_id}: gigatoken and tokenizers give different ids for this document. "
+            "Nothing was published. Use --encoder tokenizers."
         )
 
 
-def _some(texts: Iterable[str]) -> list[str]:
+def _first_texts(texts: Iterable[str]) -> list[str]:
     chosen: list[str] = []
     size = 0
-    for text in islice(texts, FIRST_DOCUMENTS):
-        chosen.append(text[:LONGEST_CHECKED])
+    for text in islice(texts, MAX_DOCUMENTS):
+        chosen.append(text[:MAX_TEXT_CHARACTERS])
         size += len(chosen[-1])
-        if size >= CHECKED_CHARACTERS:
+        if size >= MAX_CHECKED_CHARACTERS:
             break
     return chosen

@@ -1,62 +1,67 @@
-"""Texts -> token ids. In: a list of strings. Out: all ids in one array and each text's number.
+"""Encode texts as token ids.
 
-`tokenizers` defines what the ids are; gigatoken is used where a check shows that it gives the same
-ones. Special tokens are never added here, and strings that look like them are plain text unless
-the job says `act`.
+A list of strings comes in; the ids of all texts in one array, and the number of ids of each, come
+out. `tokenizers` defines the ids; gigatoken is used where a check shows that it gives the same
+ones. Special tokens are never added here, and strings that look like them are plain text unless the
+setting `special_in_text` is `parse`.
 """
 
 from __future__ import annotations
 
+import ctypes
 import json
+import os
 import re
 from collections.abc import Sequence
 from itertools import chain
+from pathlib import Path
 from typing import Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from convert.config import SpecialInText
 from convert.encoding.tokenizer_files import TOKENIZER_FILE
 from convert.encoding.vocabulary import Vocabulary
-from convert.jobs.process_memory import malloc_trim, resident_bytes
 
 Encoded = tuple[NDArray[Any], NDArray[np.int64]]
 EncoderName = Literal["bytes", "gigatoken", "tokenizers"]
-SpecialRule = Literal["plain", "act"]
 REBUILD_AFTER_BYTES = 64 << 20
 REBUILD_AT_GROWTH = 192 << 20
+STATM = Path("/proc/self/statm")
+PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 class Encoder(Protocol):
-    """What turns texts into ids."""
+    """Encodes texts."""
 
     def encode(self, texts: Sequence[str]) -> Encoded:
-        """Ids [all] and lengths [texts]."""
+        """Return the ids [sum of lengths] and the lengths [texts]."""
         ...
 
 
 class ByteEncoder:
-    """The built-in byte tokenizer: UTF-8 bytes are ids."""
+    """The built-in byte tokenizer, whose ids are the UTF-8 bytes."""
 
     def encode(self, texts: Sequence[str]) -> Encoded:
-        """Ids are the bytes of the texts."""
+        """Return the bytes of the texts as ids."""
         pieces = [text.encode() for text in texts]
         lengths = np.fromiter(map(len, pieces), dtype=np.int64, count=len(pieces))
         return np.frombuffer(b"".join(pieces), dtype=np.uint8), lengths
 
 
 class TokenizersEncoder:
-    """Hugging Face `tokenizers`."""
+    """The encoder of the Hugging Face `tokenizers` library."""
 
-    def __init__(self, vocabulary: Vocabulary, special: SpecialRule) -> None:
-        """Load; `plain` turns the matching of special tokens off."""
+    def __init__(self, vocabulary: Vocabulary, special: SpecialInText) -> None:
+        """Load the tokenizer; `plain` turns the matching of special tokens off."""
         self._tokenizer = vocabulary.tokenizer()
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         self._tokenizer.encode_special_tokens = special == "plain"
 
     def encode(self, texts: Sequence[str]) -> Encoded:
-        """One batch."""
+        """Encode one batch."""
         encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
         lists = [encoding.ids for encoding in encodings]
         lengths = np.fromiter(map(len, lists), dtype=np.int64, count=len(lists))
@@ -65,14 +70,15 @@ class TokenizersEncoder:
 
 
 class GigatokenEncoder:
-    """gigatoken, on the calling thread: not for itself, see `convert.encoding.fallback_encoder`.
+    """The encoder of gigatoken, on the calling thread.
 
-    Its cache of words has no bound: after 64 MiB of text that made the process grow by 192 MiB the
-    tokenizer is made anew, which costs 50 ms and the refilling.
+    It is used through `convert.encoding.fallback_encoder`, never alone. Its cache of words has no
+    bound: after 64 MiB of text that made the process grow by 192 MiB the tokenizer is built again,
+    which costs 50 ms and the filling of the cache.
     """
 
-    def __init__(self, vocabulary: Vocabulary, special: SpecialRule) -> None:
-        """Load; `plain` leaves the special tokens out, so that nothing in a text matches them."""
+    def __init__(self, vocabulary: Vocabulary, special: SpecialInText) -> None:
+        """Load the tokenizer; `plain` removes the special tokens, so that no text matches them."""
         tokenizer = json.loads(vocabulary.files[TOKENIZER_FILE])
         if special == "plain":
             tokens = tokenizer.get("added_tokens", [])
@@ -83,16 +89,16 @@ class GigatokenEncoder:
         self._rebuild()
 
     def encode(self, texts: Sequence[str]) -> Encoded:
-        """One batch; ids without a Python object for each."""
+        """Encode one batch, without a Python object for each id."""
         layout = self._tokenizer.encode_batch(list(texts), parallel=False).layout
-        borders = np.asarray(layout.offsets.data, dtype=np.int64)
-        ids = np.asarray(layout.content.data)[borders[0] : borders[-1]]
+        boundaries = np.asarray(layout.offsets.data, dtype=np.int64)
+        ids = np.asarray(layout.content.data)[boundaries[0] : boundaries[-1]]
         self._encoded += sum(map(len, texts))
         if self._encoded > REBUILD_AFTER_BYTES:
             self._encoded = 0
             if resident_bytes() - self._resident > REBUILD_AT_GROWTH:
                 self._rebuild()
-        return ids, np.diff(borders)
+        return ids, np.diff(boundaries)
 
     def _rebuild(self) -> None:
         from gigatoken.gigatoken_rs import load_hf_json
@@ -106,6 +112,21 @@ class GigatokenEncoder:
 
 
 def special_pattern(vocabulary: Vocabulary) -> re.Pattern[str] | None:
-    """Matches any special token's text; None where there are none."""
+    """Return a pattern that matches any special token's text; None where there are none."""
     texts = sorted((re.escape(text) for text in vocabulary.special_tokens if text), key=len)
     return re.compile("|".join(reversed(texts))) if texts else None
+
+
+def resident_bytes() -> int:
+    """Return the memory of this process that is in RAM; 0 where the kernel does not tell."""
+    try:
+        return int(STATM.read_text(encoding="ascii").split()[1]) * PAGE_BYTES
+    except OSError:
+        return 0
+
+
+def malloc_trim() -> None:
+    """Return freed memory to the kernel; the C library keeps it (60 MB after the encoder check)."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # absent in musl
+    if trim is not None:
+        trim(0)

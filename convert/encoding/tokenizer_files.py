@@ -1,5 +1,7 @@
-"""Where a tokenizer's files come from. In: `byte`, a path, or a Hugging Face name. Out: bytes by
-file name, with a `tokenizer.json` among them. Does not load them.
+"""Find the files of a tokenizer.
+
+`byte`, a path or a Hugging Face name comes in; the files' contents by name come out, with a
+`tokenizer.json` among them. The tokenizer is not loaded here.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ HUB_NAME = re.compile(r"(?:[A-Za-z0-9_.-]+/)?[A-Za-z0-9_.-]+")
 
 
 def tokenizer_files(name: str) -> dict[str, bytes]:
-    """All files of a tokenizer; `ConfigError` where there is none."""
+    """Return all files of a tokenizer by name; raise `ConfigError` where there is none."""
     if name == "byte":
         return byte_tokenizer_files()
     path = Path(name).expanduser()
@@ -50,7 +52,7 @@ def _files_of(folder: Path) -> dict[str, bytes]:
 
 
 def _with_json(files: dict[str, bytes], name: str) -> dict[str, bytes]:
-    """The files, with a `tokenizer.json` made from a SentencePiece model where that is all."""
+    """Return the files, with a `tokenizer.json` made from the SentencePiece model if need be."""
     if TOKENIZER_FILE in files:
         return files
     if SENTENCEPIECE_FILE not in files:
@@ -64,27 +66,27 @@ def _with_json(files: dict[str, bytes], name: str) -> dict[str, bytes]:
         converted = sentencepiece_to_tokenizer_json(files[SENTENCEPIECE_FILE])
     except Exception as error:  # ImportError, or whatever its parser raises
         raise ConfigError(
-            f"--tokenizer {name}: this SentencePiece model cannot be made a {TOKENIZER_FILE} "
-            f"({type(error).__name__}: {error}). BPE models with byte fallback can, where "
-            "gigatoken is installed; convert others with transformers first."
+            f"--tokenizer {name}: this SentencePiece model cannot be converted to a "
+            f"{TOKENIZER_FILE} ({type(error).__name__}: {error}). BPE models with byte fallback "
+            "can, where gigatoken is installed; convert others with transformers first."
         ) from error
     text = converted if isinstance(converted, bytes) else str(converted).encode()
     return {**files, TOKENIZER_FILE: text}
 
 
 def _hub_folder(name: str) -> Path:
-    """The local copy, in the library's cache, of a model repository's tokenizer files."""
+    """Return the local copy, in the library's cache, of a repository's tokenizer files."""
     from huggingface_hub import snapshot_download
 
     try:
         return Path(snapshot_download(name, allow_patterns=list(COPIED_FILES)))
     except Exception as error:  # the library raises its own, requests' and OS errors
-        found = f"no such file or directory, and not fetched from Hugging Face ({error})"
-        raise _absent(name, found) from error
+        reason = f"no such file or directory, and not fetched from Hugging Face ({error})"
+        raise _absent(name, reason) from error
 
 
-def _absent(name: str, found: str) -> ConfigError:
+def _absent(name: str, reason: str) -> ConfigError:
     return ConfigError(
-        f"--tokenizer {name}: {found}. Give `byte`, a {TOKENIZER_FILE}, a directory that holds "
+        f"--tokenizer {name}: {reason}. Give `byte`, a {TOKENIZER_FILE}, a directory that holds "
         "one, or make one: convert-mds tokenizer --input TEXT --vocab_size 32000 --out DIR"
     )

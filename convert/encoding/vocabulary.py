@@ -1,8 +1,8 @@
-"""Which tokenizer a job uses. In: `byte`, a file or directory, or a name. Out: `Vocabulary`. Does
-not encode text.
+"""Load the tokenizer of a job.
 
-A `Vocabulary` holds the tokenizer's files exactly as they were found; its fingerprint is a hash of
-`tokenizer.json`.
+`byte`, a file, a directory or a Hugging Face name comes in, and a `Vocabulary` comes out. It holds
+the tokenizer's files unchanged; its fingerprint is a hash of `tokenizer.json`. No text is encoded
+here.
 """
 
 from __future__ import annotations
@@ -23,14 +23,24 @@ from stream_pretrain.schema import TokenDtype
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-USUAL_ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|end▁of▁sentence|>", "[EOS]")
-USUAL_BEGINS = ("<|begin_of_text|>", "<s>", "<bos>", "<|begin▁of▁sentence|>", "[BOS]")
+COMMON_EOS_TOKENS = (
+    "<|endoftext|>",
+    "<|end_of_text|>",
+    "</s>",
+    "<eos>",
+    "<|end▁of▁sentence|>",
+    "[EOS]",
+)
+COMMON_BOS_TOKENS = ("<|begin_of_text|>", "<s>", "<bos>", "<|begin▁of▁sentence|>", "[BOS]")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Vocabulary:
-    """A tokenizer and its two rules. `vocab_size` is one more than the largest id, special tokens
-    included."""
+    """A tokenizer, and the tokens that begin and end a document.
+
+    `vocab_size` is one more than the largest id, special tokens included. `eos_id` and `bos_id` are
+    None where no such token is set.
+    """
 
     name: str
     files: Mapping[str, bytes]
@@ -42,12 +52,12 @@ class Vocabulary:
 
     @property
     def dtype(self) -> TokenDtype:
-        """uint16 where every id fits."""
+        """The type of a stored id: uint16 where every id fits."""
         return "uint16" if self.vocab_size <= 1 << 16 else "uint32"
 
     @property
     def numpy_dtype(self) -> np.dtype[Any]:
-        """The dtype of a stored id, little-endian."""
+        """The type of a stored id as a NumPy dtype, little-endian."""
         return np.dtype("<u2" if self.dtype == "uint16" else "<u4")
 
     @property
@@ -56,20 +66,19 @@ class Vocabulary:
         return self.files[TOKENIZER_FILE] == byte_tokenizer_files()[TOKENIZER_FILE]
 
     def tokenizer(self) -> Tokenizer:
-        """A new `tokenizers.Tokenizer`."""
+        """Return a new `tokenizers.Tokenizer`."""
         from tokenizers import Tokenizer
 
         return Tokenizer.from_str(self.files[TOKENIZER_FILE].decode())
 
 
 def load_vocabulary(name: str, *, eos: str = "auto", bos: str = "none") -> Vocabulary:
-    """Find the tokenizer `name` and its end-of-text and begin-of-text tokens, or raise
-    `ConfigError`."""
-    return vocabulary_of(name, tokenizer_files(name), eos=eos, bos=bos)
+    """Find and load the tokenizer `name`; raise `ConfigError` where that fails."""
+    return build_vocabulary(name, tokenizer_files(name), eos=eos, bos=bos)
 
 
-def vocabulary_of(name: str, files: Mapping[str, bytes], *, eos: str, bos: str) -> Vocabulary:
-    """The `Vocabulary` of a tokenizer's files; `ConfigError` where they give none."""
+def build_vocabulary(name: str, files: Mapping[str, bytes], *, eos: str, bos: str) -> Vocabulary:
+    """Return the `Vocabulary` of a tokenizer's files; raise `ConfigError` where they give none."""
     from tokenizers import Tokenizer
 
     try:
@@ -88,19 +97,19 @@ def vocabulary_of(name: str, files: Mapping[str, bytes], *, eos: str, bos: str) 
         vocab_size=max(ids.values()) + 1,
         fingerprint=xxhash.xxh3_128_hexdigest(files[TOKENIZER_FILE]),
         special_tokens=specials,
-        eos_id=_rule("eos", eos, files, ids, USUAL_ENDS),
-        bos_id=_rule("bos", bos, files, ids, USUAL_BEGINS),
+        eos_id=_special_token_id("eos", eos, files, ids, COMMON_EOS_TOKENS),
+        bos_id=_special_token_id("bos", bos, files, ids, COMMON_BOS_TOKENS),
     )
 
 
-def _rule(
+def _special_token_id(
     which: str,
     wanted: str,
     files: Mapping[str, bytes],
     ids: Mapping[str, int],
-    usual: tuple[str, ...],
+    common: tuple[str, ...],
 ) -> int | None:
-    """The id of the token that ends (or begins) a text; None where `wanted` is `none`."""
+    """Return the id of the token that ends (or begins) a text; None where `wanted` is `none`."""
     if wanted == "none":
         return None
     if wanted != "auto":
@@ -111,17 +120,17 @@ def _rule(
             )
         return ids[wanted]
     named = _named_token(f"{which}_token", files)
-    for token in (named, *usual):
+    for token in (named, *common):
         if token is not None and token in ids:
             return ids[token]
     raise ConfigError(
         f"--{which} auto: the tokenizer names no {which} token and has none of "
-        f"{', '.join(usual)}. Name one: --{which} TOKEN, or --{which} none."
+        f"{', '.join(common)}. Name one: --{which} TOKEN, or --{which} none."
     )
 
 
 def _named_token(key: str, files: Mapping[str, bytes]) -> str | None:
-    """The token that `tokenizer_config.json` or `special_tokens_map.json` gives for `key`."""
+    """Return the token that `tokenizer_config.json` or `special_tokens_map.json` has for `key`."""
     for file in ("tokenizer_config.json", "special_tokens_map.json"):
         if file in files:
             value = json.loads(files[file]).get(key)

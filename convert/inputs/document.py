@@ -1,4 +1,4 @@
-"""What readers give. In: nothing. Out: `Document`, `Reading`, `BadRecords`. Does not read."""
+"""Define what the readers share: `Document`, `ReadOptions` and the handling of bad records."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ from stream_pretrain.errors import DataError
 
 TRAIN = "train"
 VALIDATION = "validation"
-SHOWN_BAD_RECORDS = 20
+MAX_BAD_RECORD_MESSAGES = 20
 
 
 class Document(NamedTuple):
-    """One text, or a piece of one that is cut: `begins` and `ends` say which of its ends it holds.
+    """One text, or one piece of a text that is too long for one part.
 
     `position` is the byte offset, or the row from 0, in file number `file`. `split` is set where
-    the place in the file decides it. `text` None stands for null.
+    the position in the file decides it. `text` is None where the record holds null. `has_start` and
+    `has_end` tell whether a piece holds the first and the last character of its text.
     """
 
     id: str
@@ -26,14 +27,17 @@ class Document(NamedTuple):
     file: int
     position: int
     split: str | None = None
-    begins: bool = True
-    ends: bool = True
+    has_start: bool = True
+    has_end: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reading:
-    """How inputs are read: keys of text and id (dotted paths), the separator of plain texts, and
-    the share at each file's end that is validation (0: none).
+class ReadOptions:
+    """How inputs are read.
+
+    `text_key` and `id_key` are keys or columns (dotted paths), `separator` is the string between
+    the documents of a plain text, and `tail` is the share at the end of each file that is
+    validation (0: none).
     """
 
     text_key: str = "text"
@@ -44,38 +48,38 @@ class Reading:
 
 
 class BadRecordError(ValueError):
-    """A record that gives no text: what was found and what to do. Its reader adds the place."""
+    """A record that gives no text. It says what is wrong and what to do; its reader says where."""
 
 
 @dataclass
 class BadRecords:
-    """What happens to malformed records: raise at the first, or count them and keep messages.
+    """Handles malformed records: raises at the first one, or counts them and keeps messages.
 
-    `can_skip` is False for a command that has no such choice.
+    `can_skip` is False for a command that cannot skip records.
     """
 
     skip: bool = False
     can_skip: bool = True
     count: int = 0
-    shown: list[str] = field(default_factory=list)
+    messages: list[str] = field(default_factory=list)
 
-    def clear(self) -> None:
-        """Begin to count anew."""
+    def reset(self) -> None:
+        """Forget what was counted, at the start of a new part."""
         self.count = 0
-        self.shown = []
+        self.messages = []
 
-    def add(self, place: str, error: BadRecordError) -> None:
-        """Raise `DataError`, or count."""
+    def add(self, location: str, error: BadRecordError) -> None:
+        """Count a bad record, or raise `DataError`."""
         if not self.skip:
-            way_out = "; `--on_bad_record skip` leaves such records out." if self.can_skip else "."
-            raise DataError(f"{place}: {error} Nothing was published{way_out}") from error
+            hint = "; `--on_bad_record skip` leaves such records out." if self.can_skip else "."
+            raise DataError(f"{location}: {error} Nothing was published{hint}") from error
         self.count += 1
-        if len(self.shown) < SHOWN_BAD_RECORDS:
-            self.shown.append(f"{place}: {error}")
+        if len(self.messages) < MAX_BAD_RECORD_MESSAGES:
+            self.messages.append(f"{location}: {error}")
 
 
-def look_up(record: Any, path: str, flag: str) -> Any:
-    """The value at a dotted path; a key that itself holds dots is found first."""
+def lookup_path(record: Any, path: str, flag: str) -> Any:
+    """Return the value at a dotted path; a key that contains the dots itself wins."""
     if isinstance(record, dict) and path in record:
         return record[path]
     value = record
@@ -86,14 +90,14 @@ def look_up(record: Any, path: str, flag: str) -> Any:
                 f"no key {path!r}: there is a {kind} there. Choose another {flag}."
             )
         if key not in value:
-            there = ", ".join(map(repr, list(value)[:12])) or "none"
-            raise BadRecordError(f"no key {path!r}; the keys are {there}. Choose another {flag}.")
+            keys = ", ".join(map(repr, list(value)[:12])) or "none"
+            raise BadRecordError(f"no key {path!r}; the keys are {keys}. Choose another {flag}.")
         value = value[key]
     return value
 
 
-def checked_text(value: Any, key: str) -> str | None:
-    """A record's text; `BadRecordError` where it is no text or no encoding can hold it."""
+def validated_text(value: Any, key: str) -> str | None:
+    """Return a record's text; raise `BadRecordError` where it is not text or not Unicode."""
     if value is None:
         return None
     if not isinstance(value, str):
@@ -105,6 +109,6 @@ def checked_text(value: Any, key: str) -> str | None:
         except UnicodeEncodeError as error:
             raise BadRecordError(
                 f"half a surrogate pair (U+{ord(value[error.start]):04X}) at character "
-                f"{error.start + 1} of the text. Mend the record."
+                f"{error.start + 1} of the text. Fix the record."
             ) from error
     return value

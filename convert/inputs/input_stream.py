@@ -1,7 +1,7 @@
-"""An input file as a stream of bytes. In: an `InputFile`. Out: a binary file. Does not parse.
+"""Open an input file as a stream of bytes.
 
-Local files and objects of buckets can be read from any place; compressed ones and standard input
-from front to back.
+An `InputFile` comes in, and a binary file comes out. Local files and objects of buckets are
+seekable; compressed ones and standard input can only be read from start to end.
 """
 
 from __future__ import annotations
@@ -27,27 +27,27 @@ RANGE_BYTES = 8 << 20
 
 
 def open_input(file: InputFile, storage: StorageConfig | None = None) -> BinaryIO:
-    """The bytes, decompressed where the file is compressed."""
+    """Open a file; its bytes are decompressed where the file is compressed."""
     raw = open_raw(file, storage)
     if file.compression is None:
         return raw
     unpacked = gzip.GzipFile(fileobj=raw) if file.compression == "gzip" else ZstdFrames(raw)
-    return cast(BinaryIO, Unpacked(cast(BinaryIO, unpacked), raw, file.path))
+    return cast(BinaryIO, DecompressedStream(cast(BinaryIO, unpacked), raw, file.path))
 
 
 def open_raw(file: InputFile, storage: StorageConfig | None = None) -> BinaryIO:
-    """The bytes as they are stored."""
+    """Open a file as it is stored, without decompression."""
     if file.is_stdin:
         return sys.stdin.buffer
     parent, _, name = file.path.rpartition("/")
     store = open_store(parent or ("." if "/" not in file.path else "/"), storage)
     if store.is_local:
         return store.open_stream(name)
-    return cast(BinaryIO, io.BufferedReader(ObjectFile(store, name, file.size), RANGE_BYTES))
+    return cast(BinaryIO, io.BufferedReader(BucketFile(store, name, file.size), RANGE_BYTES))
 
 
-class ObjectFile(io.RawIOBase):
-    """An object of a bucket that can be read from any place."""
+class BucketFile(io.RawIOBase):
+    """An object of a bucket as a seekable file."""
 
     def __init__(self, store: Store, key: str, size: int) -> None:
         self._store, self._key, self._size = store, key, size
@@ -62,17 +62,17 @@ class ObjectFile(io.RawIOBase):
         return True
 
     def tell(self) -> int:
-        """Where the next read begins."""
+        """Return the position of the next read."""
         return self._position
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        """Move; nothing is fetched."""
+        """Move to a position; nothing is fetched."""
         base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size}[whence]
         self._position = max(0, base + offset)
         return self._position
 
     def readinto(self, buffer: WriteableBuffer) -> int:
-        """Fetch what the buffer holds in one request."""
+        """Fill the buffer with one request."""
         view = memoryview(buffer).cast("B")
         length = min(len(view), self._size - self._position)
         if length <= 0:
@@ -83,14 +83,14 @@ class ObjectFile(io.RawIOBase):
         return len(data)
 
 
-class Unpacked:
-    """A decompressed stream whose faults name the file."""
+class DecompressedStream:
+    """A decompressed stream whose errors name the file."""
 
     def __init__(self, unpacked: BinaryIO, raw: BinaryIO, path: str) -> None:
         self._unpacked, self._raw, self._path = unpacked, raw, path
 
     def read(self, size: int = -1) -> bytes:
-        """The next bytes; `DataError` where the compressed data are damaged or cut off."""
+        """Return the next bytes; raise `DataError` where the data are damaged or truncated."""
         try:
             return self._unpacked.read(size)
         except (EOFError, zlib.error, gzip.BadGzipFile, zstandard.ZstdError) as error:
@@ -104,7 +104,7 @@ class Unpacked:
         self._unpacked.close()
         self._raw.close()
 
-    def __enter__(self) -> Unpacked:
+    def __enter__(self) -> DecompressedStream:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -1,6 +1,8 @@
-"""Existing MDS shards with a text column -> documents. In: a shard. Out: `Document`s in order.
+"""Read documents from existing MDS shards that have a text column.
 
-A shard describes its own columns; its `index.json` is not needed. Positions are samples from 0.
+One shard comes in, and `Document`s come out, in order. A shard describes its own columns, so its
+`index.json` is not needed. Positions are samples from 0. `shard_layout` reads the header of any
+shard and is used for verification too.
 """
 
 from __future__ import annotations
@@ -13,19 +15,27 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from convert.inputs.document import BadRecordError, BadRecords, Document, Reading, checked_text
+from convert.inputs.document import (
+    BadRecordError,
+    BadRecords,
+    Document,
+    ReadOptions,
+    validated_text,
+)
 from convert.inputs.input_files import InputFile
 from convert.inputs.input_stream import open_input
-from convert.inputs.text_reader import tail_cut
-from convert.jobs.tasks import ByteRange
+from convert.inputs.tasks import ByteRange
+from convert.inputs.text_reader import refuse_tail
 from stream_pretrain.errors import DataError
 
 
-def read_mds(span: ByteRange, file: InputFile, how: Reading, bad: BadRecords) -> Iterator[Document]:
-    """One document a sample. The shard is held in memory."""
-    tail_cut(file, how)
-    with open_input(file, how.storage) as opened:
-        data = opened.read()
+def read_mds(
+    byte_range: ByteRange, file: InputFile, options: ReadOptions, bad_records: BadRecords
+) -> Iterator[Document]:
+    """Yield one document for each sample. The whole shard is read into memory."""
+    refuse_tail(file, options)
+    with open_input(file, options.storage) as stream:
+        data = stream.read()
     try:
         offsets, columns = shard_layout(data)
     except (ValueError, KeyError, IndexError) as error:
@@ -33,7 +43,7 @@ def read_mds(span: ByteRange, file: InputFile, how: Reading, bad: BadRecords) ->
             f"{file.path}: not a whole MDS shard ({error}). Nothing was published. Fetch it again."
         ) from error
     names = [name for name, _, _ in columns]
-    for key, flag in ((how.text_key, "--text_key"), (how.id_key, "--id_key")):
+    for key, flag in ((options.text_key, "--text_key"), (options.id_key, "--id_key")):
         if key and key not in names:
             raise DataError(
                 f"{file.path}: no column {key!r}; the columns are {', '.join(map(repr, names))}. "
@@ -42,42 +52,45 @@ def read_mds(span: ByteRange, file: InputFile, how: Reading, bad: BadRecords) ->
     for row, (begin, end) in enumerate(pairwise(offsets.tolist())):
         try:
             values = sample_values(data[begin:end], columns)
-            text = checked_text(values[how.text_key], how.text_key)
+            text = validated_text(values[options.text_key], options.text_key)
         except BadRecordError as error:
-            bad.add(f"{file.path}, sample {row}", error)
+            bad_records.add(f"{file.path}, sample {row}", error)
             continue
-        known = how.id_key and str(values[how.id_key])
-        yield Document(known or f"{file.label}:{row}", text, span.file, row)
+        document_id = options.id_key and str(values[options.id_key])
+        yield Document(document_id or f"{file.label}:{row}", text, byte_range.file, row)
 
 
 Column = tuple[str, str, Any]
 
 
 def shard_layout(data: bytes) -> tuple[NDArray[np.uint32], list[Column]]:
-    """Offsets [N + 1] of the samples, and (name, encoding, size or None) of each column."""
+    """Return the sample offsets [N + 1], and (name, encoding, size or None) of each column.
+
+    Raises ValueError, KeyError or IndexError where the bytes are no whole shard.
+    """
     count = int(np.frombuffer(data, "<u4", 1)[0])
     offsets = np.frombuffer(data, "<u4", count + 1, 4)
-    about = json.loads(data[4 + 4 * (count + 1) : int(offsets[0])])
+    header = json.loads(data[4 + 4 * (count + 1) : int(offsets[0])])
     if int(offsets[-1]) != len(data):
         raise ValueError(f"{len(data)} bytes, its header says {int(offsets[-1])}")
     keys = ("column_names", "column_encodings", "column_sizes")
-    return offsets, list(zip(*(about[key] for key in keys), strict=True))
+    return offsets, list(zip(*(header[key] for key in keys), strict=True))
 
 
 def sample_values(sample: bytes, columns: list[Column]) -> dict[str, Any]:
-    """Text columns as strings, all others as bytes."""
-    open_sizes = sum(1 for _, _, size in columns if not size)
-    sizes = iter(np.frombuffer(sample, "<u4", open_sizes).tolist())
-    place = 4 * open_sizes
+    """Return the values of one sample: text columns as strings, all others as bytes."""
+    variable_sizes = sum(1 for _, _, size in columns if not size)
+    sizes = iter(np.frombuffer(sample, "<u4", variable_sizes).tolist())
+    position = 4 * variable_sizes
     values: dict[str, Any] = {}
     for name, encoding, size in columns:
         length = size or next(sizes)
-        value = sample[place : place + length]
+        value = sample[position : position + length]
         try:
             values[name] = value.decode() if encoding == "str" else value
         except UnicodeDecodeError as error:
             raise BadRecordError(
                 f"invalid UTF-8 in column {name!r}. Write the shard again."
             ) from error
-        place += length
+        position += length
     return values

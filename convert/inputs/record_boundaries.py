@@ -1,10 +1,13 @@
-"""Blocks of lines and borders of documents. In: a binary file. Out: offsets and bytes.
+"""Find the boundaries of records in a file, and read it in blocks of whole lines.
 
-A part's nominal ends are moved to the next border, and both neighbours find the same one. Borders:
-in lines, the byte after a newline; in a text too long for one part, the byte after a newline that
-stands between printable ASCII characters, where the pre-tokenizers of the usual byte-level BPEs cut
-too, so that the ids are those of the whole text; between documents with a separator, the byte
-after it.
+The nominal ends of a part are moved to the next boundary, and both neighbours find the same one.
+What a boundary is depends on the format:
+
+- in JSON lines it is the byte after a newline;
+- in a text that is too long for one part it is the byte after a newline between two printable ASCII
+  characters. The pre-tokenizers of the usual byte-level BPEs cut there too, so the ids are those of
+  the whole text;
+- between documents with a separator it is the byte after the separator.
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ import re
 from collections.abc import Iterator
 from typing import BinaryIO
 
-BLOCK_BYTES = 1 << 20
+CHUNK_BYTES = 1 << 20
 SEARCH_BYTES = 1 << 16
 LINE = re.compile(rb"\n")
 TEXT_LINE = re.compile(rb"[!-~]\n(?=[!-~])")
@@ -21,53 +24,54 @@ TEXT_LINE_WIDTH = 2
 
 
 def next_record_boundary(
-    file: BinaryIO, offset: int, border: re.Pattern[bytes], *, width: int = 1
+    file: BinaryIO, offset: int, pattern: re.Pattern[bytes], *, width: int = 1
 ) -> int:
-    """The first border at or after `offset`: `width` bytes after the start of a match of `border`.
+    """Return the first boundary at or after `offset`.
 
-    The file's start is a border; where there is no other, its end is.
+    A boundary lies `width` bytes after the start of a match of `pattern`. The start of the file is
+    a boundary, and its end is one where there is no other.
     """
     if offset == 0:
         return 0
-    begin = max(0, offset - width)
+    start = max(0, offset - width)
     while True:
-        file.seek(begin)
-        piece = file.read(SEARCH_BYTES)
-        found = border.search(piece)
-        if found:
-            return begin + found.start() + width
-        if len(piece) < SEARCH_BYTES:
-            return begin + len(piece)
-        begin += len(piece) - width
+        file.seek(start)
+        chunk = file.read(SEARCH_BYTES)
+        match = pattern.search(chunk)
+        if match:
+            return start + match.start() + width
+        if len(chunk) < SEARCH_BYTES:
+            return start + len(chunk)
+        start += len(chunk) - width
 
 
 def read_blocks(file: BinaryIO, start: int, end: int | None) -> Iterator[tuple[int, bytes]]:
-    """(offset, bytes) of blocks that end after a newline; the last one ends with the range.
+    """Yield (offset, bytes) of blocks that end after a newline; the last ends with the range.
 
-    `end` None: from where the file stands to its end.
+    Where `end` is None, the blocks go from the file's current position to its end.
     """
     if end is not None:
         file.seek(start)
     offset, rest = start, b""
-    for piece in read_pieces(file, None if end is None else end - start):
-        cut = piece.rfind(b"\n") + 1
+    for chunk in read_chunks(file, None if end is None else end - start):
+        cut = chunk.rfind(b"\n") + 1
         if not cut:
-            rest += piece
+            rest += chunk
             continue
-        block = rest + piece[:cut] if rest else piece[:cut]
+        block = rest + chunk[:cut] if rest else chunk[:cut]
         yield offset, block
         offset += len(block)
-        rest = piece[cut:]
+        rest = chunk[cut:]
     if rest:
         yield offset, rest
 
 
-def read_pieces(file: BinaryIO, length: int | None) -> Iterator[bytes]:
-    """`length` bytes (None: all there are) in pieces of bounded size."""
+def read_chunks(file: BinaryIO, length: int | None) -> Iterator[bytes]:
+    """Yield the next `length` bytes (None: all that remain) in chunks of bounded size."""
     while length is None or length > 0:
-        piece = file.read(BLOCK_BYTES if length is None else min(BLOCK_BYTES, length))
-        if not piece:
+        chunk = file.read(CHUNK_BYTES if length is None else min(CHUNK_BYTES, length))
+        if not chunk:
             return
         if length is not None:
-            length -= len(piece)
-        yield piece
+            length -= len(chunk)
+        yield chunk

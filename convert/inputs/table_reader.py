@@ -1,6 +1,7 @@
-"""CSV, Parquet and Arrow -> documents. In: a file. Out: `Document`s in file order.
+"""Read documents from CSV, Parquet and Arrow files.
 
-Positions are rows from 0. Read from front to back, a batch of rows at a time.
+One whole file comes in, and `Document`s come out, in file order. A file is read from start to end,
+a batch of rows at a time. Positions are rows from 0.
 """
 
 from __future__ import annotations
@@ -15,42 +16,47 @@ from convert.inputs.document import (
     BadRecordError,
     BadRecords,
     Document,
-    Reading,
-    checked_text,
-    look_up,
+    ReadOptions,
+    lookup_path,
+    validated_text,
 )
 from convert.inputs.input_files import InputFile
 from convert.inputs.input_stream import open_input
 from convert.inputs.record_boundaries import read_blocks
-from convert.inputs.text_reader import tail_cut
-from convert.jobs.tasks import ByteRange
+from convert.inputs.tasks import ByteRange
+from convert.inputs.text_reader import refuse_tail
 from stream_pretrain.errors import DataError
 
-ROWS_AT_ONCE = 1024
-LONGEST_FIELD = 1 << 30
+BATCH_ROWS = 1024
+MAX_FIELD_BYTES = 1 << 30
 
 
-def read_csv(span: ByteRange, file: InputFile, how: Reading, bad: BadRecords) -> Iterator[Document]:
-    """The first line names the columns; a quoted field may hold line breaks."""
-    tail_cut(file, how)
-    csv.field_size_limit(LONGEST_FIELD)
-    with open_input(file, how.storage) as opened:
-        rows = csv.reader(_decoded_lines(opened, file), strict=True)
+def read_csv(
+    byte_range: ByteRange, file: InputFile, options: ReadOptions, bad_records: BadRecords
+) -> Iterator[Document]:
+    """Yield one document for each row; the first line names the columns.
+
+    A quoted field may hold line breaks.
+    """
+    refuse_tail(file, options)
+    csv.field_size_limit(MAX_FIELD_BYTES)
+    with open_input(file, options.storage) as stream:
+        rows = csv.reader(_decoded_lines(stream, file), strict=True)
         header = _next_row(rows, file)
         if header is None:
             return
-        _check_columns(header, file, how)
+        _check_columns(header, file, options)
         row = 0
         while (fields := _next_row(rows, file)) is not None:
             try:
                 if len(fields) != len(header):
                     raise BadRecordError(
-                        f"{len(fields)} fields, the header has {len(header)}. Mend the line."
+                        f"{len(fields)} fields, the header has {len(header)}. Fix the line."
                     )
                 record = dict(zip(header, fields, strict=True))
-                yield _document(record, row, span.file, file, how)
+                yield _document(record, row, byte_range.file, file, options)
             except BadRecordError as error:
-                bad.add(f"{file.path}, line {rows.line_num}", error)
+                bad_records.add(f"{file.path}, line {rows.line_num}", error)
             row += 1
 
 
@@ -61,14 +67,14 @@ def _next_row(rows: Any, file: InputFile) -> list[str] | None:
     except csv.Error as error:
         raise DataError(
             f"{file.path}, line {rows.line_num}: malformed CSV ({error}). Nothing was published. "
-            "Mend the file."
+            "Fix the file."
         ) from error
     return row
 
 
-def _decoded_lines(opened: BinaryIO, file: InputFile) -> Iterator[str]:
+def _decoded_lines(stream: BinaryIO, file: InputFile) -> Iterator[str]:
     number = 0
-    for _, block in read_blocks(opened, 0, None):
+    for _, block in read_blocks(stream, 0, None):
         for line in block.splitlines(keepends=True) if b"\n" in block else [block]:
             number += 1
             try:
@@ -81,92 +87,100 @@ def _decoded_lines(opened: BinaryIO, file: InputFile) -> Iterator[str]:
 
 
 def read_parquet(
-    span: ByteRange, file: InputFile, how: Reading, bad: BadRecords
+    byte_range: ByteRange, file: InputFile, options: ReadOptions, bad_records: BadRecords
 ) -> Iterator[Document]:
-    """One document a row; only the columns that are needed are read."""
+    """Yield one document for each row; only the columns that are needed are read."""
     import pyarrow.parquet as pq
 
-    def batches(opened: BinaryIO) -> Iterator[_Batch]:
-        table = pq.ParquetFile(opened, page_checksum_verification=True)
+    def batches(stream: BinaryIO) -> Iterator[_Batch]:
+        table = pq.ParquetFile(stream, page_checksum_verification=True)
         names = table.schema_arrow.names
-        _check_columns(names, file, how)
-        columns = [name for name in names if name in _wanted(how, names)]
+        _check_columns(names, file, options)
+        columns = [name for name in names if name in _needed_columns(options, names)]
         first = 0
         for group in range(table.num_row_groups):
-            row, place = first, f"row group {group}"
+            row, location = first, f"row group {group}"
             try:
-                for batch in table.iter_batches(ROWS_AT_ONCE, [group], columns):
-                    yield _Batch(f"{place}, ", row, batch)
+                for batch in table.iter_batches(BATCH_ROWS, [group], columns):
+                    yield _Batch(f"{location}, ", row, batch)
                     row += batch.num_rows
             except (pa.ArrowException, OSError) as error:
                 if isinstance(error, OSError) and error.errno is not None:
-                    raise  # the disk's, not the file's
-                bad.add(f"{file.path}, {place}, from row {row} on", _damaged(error))
+                    raise  # an error of the disk, not of the file
+                bad_records.add(
+                    f"{file.path}, {location}, from row {row} on", _damaged_error(error)
+                )
             first += table.metadata.row_group(group).num_rows
 
-    yield from _rows(batches, span, file, how, bad)
+    yield from _documents(batches, byte_range, file, options, bad_records)
 
 
 def read_arrow(
-    span: ByteRange, file: InputFile, how: Reading, bad: BadRecords
+    byte_range: ByteRange, file: InputFile, options: ReadOptions, bad_records: BadRecords
 ) -> Iterator[Document]:
-    """Arrow IPC in either form; a directory of `datasets.save_to_disk` holds such files."""
+    """Yield one document for each row of an Arrow IPC file or stream.
 
-    def tables(opened: BinaryIO) -> Iterator[Any]:
-        is_file = opened.read(6) == b"ARROW1"
-        opened.seek(0)
+    A directory that `datasets.save_to_disk` wrote holds such files.
+    """
+
+    def record_batches(stream: BinaryIO) -> Iterator[Any]:
+        is_file = stream.read(6) == b"ARROW1"
+        stream.seek(0)
         if is_file:
-            table = pa.ipc.open_file(opened)
-            _check_columns(table.schema.names, file, how)
+            table = pa.ipc.open_file(stream)
+            _check_columns(table.schema.names, file, options)
             yield from (table.get_batch(i) for i in range(table.num_record_batches))
         else:
-            stream = pa.ipc.open_stream(opened)
-            _check_columns(stream.schema.names, file, how)
-            yield from stream
+            reader = pa.ipc.open_stream(stream)
+            _check_columns(reader.schema.names, file, options)
+            yield from reader
 
-    def batches(opened: BinaryIO) -> Iterator[_Batch]:
+    def batches(stream: BinaryIO) -> Iterator[_Batch]:
         row = 0
-        for batch in tables(opened):
+        for batch in record_batches(stream):
             yield _Batch("", row, batch)
             row += batch.num_rows
 
-    yield from _rows(batches, span, file, how, bad)
+    yield from _documents(batches, byte_range, file, options, bad_records)
 
 
 class _Batch(NamedTuple):
-    """Rows of a table from row `first` of the file on; `place` stands before a row's number."""
+    """Rows of a table. `first_row` is the first one's number in the file.
 
-    place: str
-    first: int
+    `location` precedes a row's number in error messages.
+    """
+
+    location: str
+    first_row: int
     rows: Any
 
 
-def _damaged(error: Exception) -> BadRecordError:
-    found = " ".join(str(error).split())
-    return BadRecordError(f"damaged ({found}). Fetch the file again.")
+def _damaged_error(error: Exception) -> BadRecordError:
+    message = " ".join(str(error).split())
+    return BadRecordError(f"damaged ({message}). Fetch the file again.")
 
 
-def _rows(
+def _documents(
     batches: Callable[[BinaryIO], Iterator[_Batch]],
-    span: ByteRange,
+    byte_range: ByteRange,
     file: InputFile,
-    how: Reading,
-    bad: BadRecords,
+    options: ReadOptions,
+    bad_records: BadRecords,
 ) -> Iterator[Document]:
-    tail_cut(file, how)
-    with open_input(file, how.storage) as opened:
+    refuse_tail(file, options)
+    with open_input(file, options.storage) as stream:
         try:
-            for batch in batches(opened):
-                names = _wanted(how, batch.rows.schema.names)
+            for batch in batches(stream):
+                names = _needed_columns(options, batch.rows.schema.names)
                 columns = {name: _values(batch.rows.column(name)) for name in names}
-                for at in range(batch.rows.num_rows):
-                    record = {name: column[at] for name, column in columns.items()}
-                    row = batch.first + at
+                for i in range(batch.rows.num_rows):
+                    record = {name: column[i] for name, column in columns.items()}
+                    row = batch.first_row + i
                     try:
                         _check_values(record)
-                        yield _document(record, row, span.file, file, how)
+                        yield _document(record, row, byte_range.file, file, options)
                     except BadRecordError as error:
-                        bad.add(f"{file.path}, {batch.place}row {row}", error)
+                        bad_records.add(f"{file.path}, {batch.location}row {row}", error)
         except (pa.ArrowException, OSError) as error:
             raise DataError(
                 f"{file.path}: not a readable {file.format} file ({error}). Nothing was published. "
@@ -175,7 +189,7 @@ def _rows(
 
 
 def _values(column: Any) -> list[Any]:
-    """Python values; the error itself stands for one that is no text."""
+    """Return the column as Python values; a value that is not UTF-8 is replaced by its error."""
     try:
         values: list[Any] = column.to_pylist()
         return values
@@ -195,26 +209,26 @@ def _check_values(record: dict[str, Any]) -> None:
         if isinstance(value, UnicodeDecodeError):
             raise BadRecordError(
                 f"invalid UTF-8 in column {name!r} (byte 0x{value.object[value.start]:02x} at "
-                f"{value.start}). Fetch the file again, or mend it."
+                f"{value.start}). Fetch the file again, or fix it."
             ) from value
 
 
 def _document(
-    record: dict[str, Any], row: int, number: int, file: InputFile, how: Reading
+    record: dict[str, Any], row: int, number: int, file: InputFile, options: ReadOptions
 ) -> Document:
-    text = checked_text(look_up(record, how.text_key, "--text_key"), how.text_key)
-    known = how.id_key and str(look_up(record, how.id_key, "--id_key"))
-    return Document(known or f"{file.label}:{row}", text, number, row)
+    text = validated_text(lookup_path(record, options.text_key, "--text_key"), options.text_key)
+    document_id = options.id_key and str(lookup_path(record, options.id_key, "--id_key"))
+    return Document(document_id or f"{file.label}:{row}", text, number, row)
 
 
-def _wanted(how: Reading, names: list[str]) -> list[str]:
-    """The columns that hold the text and the id."""
-    keys = [key for key in (how.text_key, how.id_key) if key]
+def _needed_columns(options: ReadOptions, names: list[str]) -> list[str]:
+    """Return the columns that hold the text and the id."""
+    keys = [key for key in (options.text_key, options.id_key) if key]
     return sorted({key if key in names else key.split(".")[0] for key in keys} & set(names))
 
 
-def _check_columns(names: list[str], file: InputFile, how: Reading) -> None:
-    for key, flag in ((how.text_key, "--text_key"), (how.id_key, "--id_key")):
+def _check_columns(names: list[str], file: InputFile, options: ReadOptions) -> None:
+    for key, flag in ((options.text_key, "--text_key"), (options.id_key, "--id_key")):
         if key and key not in names and key.split(".")[0] not in names:
             raise DataError(
                 f"{file.path}: no column {key!r}; the columns are "

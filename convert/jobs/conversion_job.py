@@ -1,18 +1,19 @@
-"""Everything a worker must know. In: settings and what was found. Out: `ConversionJob`. Does no
-work.
+"""Define a conversion: everything that a worker has to know.
+
+`build` fills a `ConversionJob` from the settings, the input files and the tokenizer. No work is
+done here.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Literal
 
 import xxhash
 
-from convert.encoding.encoders import SpecialRule
+from convert.config import EncoderChoice, Packing, SpecialInText
 from convert.encoding.vocabulary import Vocabulary
-from convert.inputs.document import TRAIN, VALIDATION, Reading
+from convert.inputs.document import TRAIN, VALIDATION, ReadOptions
 from convert.inputs.input_files import InputFile
 from convert.output.mds_shards import ShardFormat
 from stream_pretrain.errors import ConfigError
@@ -26,8 +27,9 @@ ALL_HASHES = 1 << 64
 class Validation:
     """Which documents are validation.
 
-    `tail`: that share of each file's end. `below`: those whose id's hash is below. `number`: so
-    many with the smallest hashes; a pass over the ids turns it into `below`.
+    `tail` is the share at the end of each file. `below` takes the documents whose id's hash is
+    below it. `number` takes so many documents with the smallest hashes; a pass over the ids turns
+    it into `below`.
     """
 
     tail: Fraction = Fraction(0)
@@ -35,17 +37,17 @@ class Validation:
     number: int = 0
 
     def split(self, document_id: str) -> str:
-        """The split of a document that does not know it from its place."""
+        """Return the split of a document whose position in the file does not decide it."""
         return VALIDATION if self.below and id_hash(document_id) < self.below else TRAIN
 
 
 def id_hash(document_id: str) -> int:
-    """What decides on a document's split."""
+    """Return the hash of a document's id, which decides on its split."""
     return xxhash.xxh64_intdigest(document_id.encode())
 
 
 def parse_validation(value: str) -> Validation:
-    """`none`, a share such as `0.01`, a number such as `1000`, or `tail:0.1`."""
+    """Parse `none`, a share such as `0.01`, a number such as `1000`, or `tail:0.1`."""
     kind, _, number = value.rpartition(":")
     try:
         if value == "none":
@@ -65,25 +67,28 @@ def parse_validation(value: str) -> Validation:
 
 @dataclass(frozen=True, kw_only=True)
 class TextRules:
-    """Which documents are left out, and whether strings that look like special tokens are."""
+    """Which documents are left out, and how strings that look like special tokens are encoded."""
 
     min_chars: int = 1
     max_chars: int | None = None
-    special_in_text: SpecialRule = "plain"
+    special_in_text: SpecialInText = "plain"
 
 
 @dataclass(frozen=True, kw_only=True)
 class ConversionJob:
-    """The whole of a conversion, apart from how it is run. `part_bytes` cuts chains into parts."""
+    """A whole conversion, apart from how it is run.
+
+    `part_bytes` is the size at which the worker cuts a task of several parts.
+    """
 
     files: tuple[InputFile, ...]
-    reading: Reading
+    read_options: ReadOptions
     skip_bad_records: bool
-    text: TextRules
+    text_rules: TextRules
     vocabulary: Vocabulary
     validation: Validation
-    packing: Literal["flow", "best_fit"]
-    shards: ShardFormat
+    packing: Packing
+    shard_format: ShardFormat
     part_bytes: int
-    encoder: Literal["auto", "gigatoken", "tokenizers"]
+    encoder: EncoderChoice
     store: Store

@@ -1,7 +1,4 @@
-"""What a finished part leaves behind. In: a part's results. Out: `PartReceipt`, as JSON and back.
-
-Does not write files.
-"""
+"""Define the receipt of a finished part, and its form in JSON. No file is written here."""
 
 from __future__ import annotations
 
@@ -14,13 +11,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from convert.jobs.tasks import part_name
 from convert.output.content_hash import RowsHash
+
+
+def part_name(task: int, part: int) -> str:
+    """Return the stem of all files of a part; the names sort in stream order."""
+    return f"{task:06}-{part:04}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class SplitReceipt:
-    """One split of a part: its shards' index entries, hash of its rows, ids that filled no row."""
+    """One split of a part: its shards' index entries, its rows' hash, the ids left over."""
 
     entries: tuple[Mapping[str, Any], ...]
     rows: RowsHash
@@ -33,11 +34,11 @@ class SplitReceipt:
 
 @dataclass(frozen=True, kw_only=True)
 class PartReceipt:
-    """A part that is whole: every file that it names was written before the receipt.
+    """The receipt of a part: every file that it names was written before it.
 
-    `read` counts the documents that its reader gave, `is_last` ends the task. `sources` holds
-    (documents, tokens) by file number, `tallies` counts of documents left out and the like, `files`
-    sizes by key, `encoder` which one ran and why.
+    `read` is the number of documents that were read, and `is_last` marks the last part of a task.
+    `sources` holds (documents, tokens) by file number, `tallies` the counts of documents left out
+    and the like, `files` sizes by key, and `encoder` which encoder ran and why.
     """
 
     task: int
@@ -53,18 +54,18 @@ class PartReceipt:
 
     @property
     def name(self) -> str:
-        """Stem of the part's files."""
+        """The stem of the part's files."""
         return part_name(self.task, self.part)
 
     def to_json(self) -> bytes:
-        """One JSON object."""
+        """Return the receipt as a JSON object."""
         plain = {item.name: getattr(self, item.name) for item in fields(self)}
         plain["splits"] = {name: _split_to_plain(split) for name, split in self.splits.items()}
         return json.dumps(plain, sort_keys=True).encode()
 
     @classmethod
     def from_json(cls, data: bytes) -> PartReceipt:
-        """The inverse of `to_json`."""
+        """Return the receipt that `to_json` wrote."""
         plain = json.loads(data)
         return cls(
             task=plain["task"],

@@ -1,7 +1,8 @@
-"""The output while it is being made. In: a store and the job's identity. Out: what was done before.
+"""Manage the output directory while a conversion is in progress.
 
-`OUT/.convert/` holds `job.json` (what the job is), receipts and provenance of parts. A dataset is
-never mixed: an output that belongs to another job is refused with the differences, or replaced.
+A store and the job's identity come in, and what was done earlier comes out. `OUT/.convert/` holds
+`job.json` (the identity), and the receipts and provenance of finished parts. A dataset never mixes
+two jobs: an output that belongs to another job is refused with the differences, or replaced.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
+from convert.config import with_renamed_values
 from convert.jobs.conversion_job import STAGING
 from convert.jobs.part_receipts import PartReceipt
 from stream_pretrain.errors import ConfigError, DataError, OwnerError, StorageError
@@ -32,7 +34,7 @@ SHOWN_DIFFERENCES = 12
 
 @dataclass(frozen=True, kw_only=True)
 class PriorState:
-    """What lies in the output: the card of a finished dataset, or receipts by task and part."""
+    """What the output holds: the card of a finished dataset, or receipts by task and part."""
 
     card: Card | None
     receipts: Mapping[int, Mapping[int, PartReceipt]]
@@ -41,27 +43,27 @@ class PriorState:
 def claim_output(
     store: Store,
     identity: Mapping[str, Any],
-    contents: Callable[[], Mapping[str, Any]],
+    hash_inputs: Callable[[], Mapping[str, Any]],
     *,
     overwrite: bool,
 ) -> PriorState:
-    """Make the output this job's; `ConfigError` where it belongs to another.
+    """Claim the output for this job; raise `ConfigError` where it belongs to another.
 
-    A stopped job's inputs are told by size and stamp, a finished one's by size and `contents`,
-    which reads them.
+    The inputs of a stopped job are compared by size and stamp, those of a finished one by size and
+    by `hash_inputs`, which reads them.
     """
     if overwrite:
-        clear(store)
+        remove_output(store)
     card = _card(store)
     if card is not None:
-        made = card.notes.get("job", {})
-        _check_same(store, _by_size(made), _by_size(identity), "a dataset")
-        _check_same(store, made, {**identity, "inputs": contents()}, "a dataset")
-        discard(store)  # left where the end came between the card and this
+        saved = _with_renamed_values(card.notes.get("job", {}))
+        _check_same(store, _by_size(saved), _by_size(identity), "a dataset")
+        _check_same(store, saved, {**identity, "inputs": hash_inputs()}, "a dataset")
+        remove_staging(store)  # left over where the process ended after it wrote the card
         return PriorState(card=card, receipts={})
-    claimed = _read_json(store, JOB_KEY)
-    if claimed is not None:
-        _check_same(store, claimed, identity, "a conversion that was stopped")
+    stopped = _read_json(store, JOB_KEY)
+    if stopped is not None:
+        _check_same(store, _with_renamed_values(stopped), identity, "a conversion that was stopped")
         return PriorState(card=None, receipts=_receipts(store))
     if any(not info.key.startswith(f"{STAGING}/") for info in store.list()):
         raise ConfigError(
@@ -71,31 +73,31 @@ def claim_output(
     return PriorState(card=None, receipts={})
 
 
-def clear(store: Store) -> None:
-    """Remove a dataset, or what a stopped conversion left; nothing else is ever removed."""
+def remove_output(store: Store) -> None:
+    """Remove a dataset, or the files of a stopped conversion; nothing else is ever removed."""
     names = {info.key for info in store.list()} - {LOCK_KEY}
     if names and CARD_NAME not in names and JOB_KEY not in names:
         raise ConfigError(
             f"--out {store.location}: holds files and no dataset, so --overwrite leaves it alone. "
             "Choose an empty directory."
         )
-    last_first = [CARD_NAME, *(key for key in sorted(names) if key.endswith(INDEX_NAME))]
-    for key in last_first:
+    marks_first = [CARD_NAME, *(key for key in sorted(names) if key.endswith(INDEX_NAME))]
+    for key in marks_first:
         if key in names:
             store.delete(key)
-    for key in sorted(names - set(last_first) - {JOB_KEY}):
+    for key in sorted(names - set(marks_first) - {JOB_KEY}):
         store.delete(key)
     store.delete(JOB_KEY)
 
 
-def discard(store: Store) -> None:
-    """Remove what only a conversion in progress needs."""
+def remove_staging(store: Store) -> None:
+    """Remove the files that only a conversion in progress needs."""
     for info in store.list(STAGING):
         if info.key != LOCK_KEY:
             store.delete(info.key)
 
 
-def sweep(store: Store) -> None:
+def remove_temporary_files(store: Store) -> None:
     """Remove temporary files that a killed process left in a directory."""
     if store.is_local:
         for path in store.path.rglob(f"*{TEMPORARY_SUFFIX}"):
@@ -103,20 +105,20 @@ def sweep(store: Store) -> None:
 
 
 def check_files(store: Store, receipts: Sequence[PartReceipt]) -> None:
-    """Every file that a receipt names must be there in its size."""
+    """Raise `DataError` where a file that a receipt names is absent or has another size."""
     sizes = {info.key: info.size for info in store.list()}
     for receipt in receipts:
         for key, size in receipt.files.items():
             if sizes.get(key) != size:
-                found = f"{sizes[key]} bytes" if key in sizes else "absent"
+                size_now = f"{sizes[key]} bytes" if key in sizes else "absent"
                 raise DataError(
-                    f"{store.url(key)}: {found}, its receipt says {size} bytes. Start again with "
-                    "--overwrite."
+                    f"{store.url(key)}: {size_now}, its receipt says {size} bytes. Start again "
+                    "with --overwrite."
                 )
 
 
-def check_out(store: Store) -> None:
-    """An output is a directory, or nothing yet."""
+def check_output_path(store: Store) -> None:
+    """Raise `ConfigError` where the output, or a directory above it, is a file."""
     if not store.is_local:
         return
     for path in (store.path, *store.path.parents):
@@ -129,15 +131,16 @@ def check_out(store: Store) -> None:
 
 
 @contextmanager
-def owned(store: Store) -> Iterator[None]:
-    """Hold a local output against a second converter; buckets have no such lock.
+def lock_output(store: Store) -> Iterator[None]:
+    """Lock a local output against a second converter; buckets have no such lock.
 
-    Two converters of one job in one bucket write the same bytes; another job is refused by name.
+    Two converters of one job in one bucket write the same bytes; another job is refused with an
+    error.
     """
     if not store.is_local:
         yield
         return
-    check_out(store)
+    check_output_path(store)
     made = [path for path in (store.path, *store.path.parents) if not path.exists()]
     try:
         (store.path / STAGING).mkdir(parents=True, exist_ok=True)
@@ -167,13 +170,16 @@ def owned(store: Store) -> Iterator[None]:
 
 @contextmanager
 def rollback_on_error(store: Store, *, parts_too: bool) -> Iterator[None]:
-    """Remove what a conversion made that its input or its settings ended: all of it, or
-    (not `parts_too`) only if no part was finished."""
+    """Remove the output of a conversion that ends with `ConfigError` or `DataError`.
+
+    Finished parts are removed too with `parts_too`; without it, nothing is removed once a part is
+    finished.
+    """
     try:
         yield
     except (ConfigError, DataError):
         if parts_too or not store.list(RECEIPTS):
-            clear(store)
+            remove_output(store)
             folders = [path for path in store.path.rglob("*") if path.is_dir()]
             for path in sorted(folders, reverse=True):
                 if path != store.path / STAGING:
@@ -209,19 +215,26 @@ def _receipts(store: Store) -> dict[int, dict[int, PartReceipt]]:
 
 
 def _check_same(
-    store: Store, found: Mapping[str, Any], wanted: Mapping[str, Any], what: str
+    store: Store, saved: Mapping[str, Any], current: Mapping[str, Any], kind: str
 ) -> None:
-    differences = list(_differences(found, wanted, ""))
+    differences = list(_differences(saved, current, ""))
     if not differences:
         return
     lines = "\n".join(f"  - {line}" for line in differences[:SHOWN_DIFFERENCES])
     more = len(differences) - SHOWN_DIFFERENCES
     rest = f"\n  - and {more} more" if more > 0 else ""
     raise ConfigError(
-        f"--out {store.location}: holds {what} made otherwise; nothing was changed.\n"
-        f"{lines}{rest}\nChoose another directory, give the same settings, or replace it with "
-        "--overwrite."
+        f"--out {store.location}: holds {kind} made with other settings or inputs; nothing was "
+        f"changed.\n{lines}{rest}\nChoose another directory, give the same settings, or replace it "
+        "with --overwrite."
     )
+
+
+def _with_renamed_values(identity: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a saved identity as this version would write it."""
+    if "settings" not in identity:
+        return dict(identity)
+    return {**identity, "settings": with_renamed_values(identity["settings"])}
 
 
 def _by_size(identity: Mapping[str, Any]) -> dict[str, Any]:
@@ -229,24 +242,24 @@ def _by_size(identity: Mapping[str, Any]) -> dict[str, Any]:
     return {**identity, "inputs": {label: [size] for label, (size, *_) in inputs.items()}}
 
 
-def _input_differences(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> Iterator[str]:
-    for label in sorted({*found, *wanted}):
-        if label not in found:
+def _input_differences(saved: Mapping[str, Any], current: Mapping[str, Any]) -> Iterator[str]:
+    for label in sorted({*saved, *current}):
+        if label not in saved:
             yield f"inputs.{label}: was not there then"
-        elif label not in wanted:
+        elif label not in current:
             yield f"inputs.{label}: is not there now"
-        elif found[label] != wanted[label]:
-            before, now = found[label][0], wanted[label][0]
+        elif saved[label] != current[label]:
+            before, now = saved[label][0], current[label][0]
             sizes = f"{before:,} bytes then, {now:,} now" if before != now else "of the same size"
             yield f"inputs.{label}: changed since ({sizes})"
 
 
-def _differences(found: Any, wanted: Any, path: str) -> Iterator[str]:
-    if path == "inputs" and isinstance(found, dict):
-        yield from _input_differences(found, wanted)
-    elif isinstance(found, dict) and isinstance(wanted, dict):
-        for key in sorted({*found, *wanted}):
+def _differences(saved: Any, current: Any, path: str) -> Iterator[str]:
+    if path == "inputs" and isinstance(saved, dict):
+        yield from _input_differences(saved, current)
+    elif isinstance(saved, dict) and isinstance(current, dict):
+        for key in sorted({*saved, *current}):
             below = f"{path}.{key}" if path else key
-            yield from _differences(found.get(key), wanted.get(key), below)
-    elif found != wanted:
-        yield f"{path}: {json.dumps(found)} there, {json.dumps(wanted)} now"
+            yield from _differences(saved.get(key), current.get(key), below)
+    elif saved != current:
+        yield f"{path}: {json.dumps(saved)} there, {json.dumps(current)} now"

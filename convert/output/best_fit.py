@@ -1,8 +1,9 @@
-"""Best-fit packing: documents whole where they fit. In: ids of a part's documents. Out: rows.
+"""Pack documents into rows by best-fit decreasing, so that they stay whole where they fit.
 
-A document longer than a row gives full rows and a rest. Rests and short documents go, longest
-first, each into the fullest row that still has room (best-fit decreasing); what stays free is
-padded with end-of-text and counted. A part is packed on its own, so there is no tail.
+The ids of a part's documents come in, and rows come out. A document longer than a row gives full
+rows and a remainder. Remainders and short documents go, longest first, each into the fullest row
+that still has space (best-fit decreasing); the rest of each row is padded with end-of-text and
+counted. A part is packed on its own, so there is no tail.
 Source: Ding et al., "Fewer truncations improve language modeling" (2024).
 """
 
@@ -17,13 +18,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from convert.inputs.document import Document
-from convert.output.packing import Ids, Lengths, Packed
-from convert.output.provenance import Pieces, without_text
+from convert.output.packing import Ids, Lengths, PackedPart
+from convert.output.provenance import DocumentSpans, without_text
 
 
 @dataclass(frozen=True, kw_only=True)
-class Placement:
-    """Pieces in row order: source range and target of each. `target` counts ids from row 0."""
+class PackingPlan:
+    """The spans of documents in row order, as parallel arrays.
+
+    A span of `tokens` ids of document number `document` begins at `offset` in the document, at
+    `source` in the ids of the part, and goes to `target`, counted in ids from row 0.
+    """
 
     document: NDArray[np.int64]
     source: NDArray[np.int64]
@@ -34,7 +39,7 @@ class Placement:
 
 
 class BestFitPacker:
-    """Keeps the part's ids until it ends."""
+    """The packer of `best_fit`; it keeps the ids of the whole part in memory."""
 
     def __init__(self, row_ids: int, dtype: np.dtype[Any], pad_id: int) -> None:
         self._row_ids, self._dtype, self._pad_id = row_ids, dtype, pad_id
@@ -49,56 +54,59 @@ class BestFitPacker:
         self._lengths.append(lengths)
         yield from ()
 
-    def finish(self) -> Packed:
+    def finish(self) -> PackedPart:
         """See `Packer.finish`."""
         ids = np.concatenate(self._ids) if self._ids else np.empty(0, self._dtype)
         lengths = np.concatenate(self._lengths) if self._lengths else np.empty(0, np.int64)
-        place = best_fit(lengths, self._row_ids)
-        flat = np.full(place.rows * self._row_ids, self._pad_id, self._dtype)
-        for source, target, tokens in zip(place.source, place.target, place.tokens, strict=True):
+        plan = best_fit(lengths, self._row_ids)
+        flat = np.full(plan.rows * self._row_ids, self._pad_id, self._dtype)
+        for source, target, tokens in zip(plan.source, plan.target, plan.tokens, strict=True):
             flat[target : target + tokens] = ids[source : source + tokens]
-        pieces = Pieces(
-            documents=[self._documents[number] for number in place.document],
-            first=place.target,
-            tokens=place.tokens,
-            offset=place.offset,
+        spans = DocumentSpans(
+            documents=[self._documents[number] for number in plan.document],
+            first=plan.target,
+            tokens=plan.tokens,
+            offset=plan.offset,
         )
-        return Packed(
+        return PackedPart(
             rows=flat.reshape(-1, self._row_ids),
             tail=np.empty(0, self._dtype),
-            pieces=pieces,
+            spans=spans,
             padding=len(flat) - len(ids),
         )
 
 
-def best_fit(lengths: Lengths, row_ids: int) -> Placement:
-    """Where each piece of documents of these lengths goes. Equal lengths keep document order."""
-    borders = np.cumsum(lengths) - lengths
-    pieces: list[tuple[int, int, int, int, int]] = []
-    rests: list[tuple[int, int]] = []
+def best_fit(lengths: Lengths, row_ids: int) -> PackingPlan:
+    """Return where each span of documents of these lengths goes.
+
+    Documents of equal lengths keep their order.
+    """
+    starts = np.cumsum(lengths) - lengths
+    spans: list[tuple[int, int, int, int, int]] = []
+    remainders: list[tuple[int, int]] = []
     rows = 0
     for number, length in enumerate(lengths.tolist()):
-        begin = int(borders[number])
+        begin = int(starts[number])
         for offset in range(0, length - row_ids + 1, row_ids):
-            pieces.append((rows * row_ids, number, begin + offset, offset, row_ids))
+            spans.append((rows * row_ids, number, begin + offset, offset, row_ids))
             rows += 1
-        if rest := length % row_ids:
-            rests.append((rest, number))
-    rooms: list[tuple[int, int]] = []  # (free ids, row), sorted
-    for rest, number in sorted(rests, key=lambda item: (-item[0], item[1])):
-        place = bisect_left(rooms, (rest, -1))
-        if place == len(rooms):
-            room, row = row_ids, rows
+        if remainder := length % row_ids:
+            remainders.append((remainder, number))
+    free_rows: list[tuple[int, int]] = []  # (free ids, row), sorted
+    for remainder, number in sorted(remainders, key=lambda item: (-item[0], item[1])):
+        i = bisect_left(free_rows, (remainder, -1))
+        if i == len(free_rows):
+            free, row = row_ids, rows
             rows += 1
         else:
-            room, row = rooms.pop(place)
-        offset = int(lengths[number]) - rest
-        target = row * row_ids + row_ids - room
-        pieces.append((target, number, int(borders[number]) + offset, offset, rest))
-        if room > rest:
-            insort(rooms, (room - rest, row))
-    table = np.array(sorted(pieces), dtype=np.int64).reshape(-1, 5)
-    return Placement(
+            free, row = free_rows.pop(i)
+        offset = int(lengths[number]) - remainder
+        target = row * row_ids + row_ids - free
+        spans.append((target, number, int(starts[number]) + offset, offset, remainder))
+        if free > remainder:
+            insort(free_rows, (free - remainder, row))
+    table = np.array(sorted(spans), dtype=np.int64).reshape(-1, 5)
+    return PackingPlan(
         target=table[:, 0],
         document=table[:, 1],
         source=table[:, 2],

@@ -1,10 +1,10 @@
-"""The content hash: what a dataset holds, whatever made it. In: token rows in order. Out: 32 hex
-digits.
+"""Hash the content of a dataset, independently of how it was made.
 
-A row's hash is XXH3-128 of its ids as little-endian uint32, taken as two 64-bit lanes. A lane of a
-sequence of rows is the polynomial `sum(h_i * P**(n - 1 - i))` modulo 2**64, so the hash of two
-sequences joined follows from theirs: parts hash their rows apart, in any process, and the border
-between parts or shards leaves no trace.
+Rows of token ids come in, in order; 32 hex digits come out. A row's hash is XXH3-128 of its ids as
+little-endian uint32, taken as two 64-bit lanes. A lane of a sequence of rows is the polynomial
+`sum(h_i * P**(n - 1 - i))` modulo 2**64, so the hash of two sequences joined follows from theirs:
+parts hash their rows separately, in any process, and the boundaries between parts or shards make no
+difference.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from numpy.typing import NDArray
 
 MASK = (1 << 64) - 1
 FACTORS = (0x9E3779B97F4A7C15, 0xD6E8FEB86659FD93)  # odd, so that no power is zero modulo 2**64
-ROWS_AT_ONCE = 1024
+BLOCK_ROWS = 1024
 
 
 @dataclass(frozen=True, kw_only=True)
 class RowsHash:
-    """Hash of a sequence of rows: its length and two lanes."""
+    """The hash of a sequence of rows: its length and two lanes."""
 
     rows: int = 0
     lanes: tuple[int, int] = (0, 0)
 
-    def then(self, following: RowsHash) -> RowsHash:
-        """The hash of these rows with `following` after them."""
+    def concat(self, following: RowsHash) -> RowsHash:
+        """Return the hash of these rows with the rows of `following` after them."""
         first, second = (
             (lane * pow(factor, following.rows, 1 << 64) + after) & MASK
             for lane, factor, after in zip(self.lanes, FACTORS, following.lanes, strict=True)
@@ -39,25 +39,25 @@ class RowsHash:
         return RowsHash(rows=self.rows + following.rows, lanes=(first, second))
 
     def to_plain(self) -> list[Any]:
-        """As JSON values; lanes in hex."""
+        """Return the hash as JSON values, with the lanes in hex."""
         return [self.rows, *(f"{lane:016x}" for lane in self.lanes)]
 
     @classmethod
     def from_plain(cls, plain: list[Any]) -> RowsHash:
-        """The inverse of `to_plain`."""
+        """Return the hash that `to_plain` gave."""
         return cls(rows=plain[0], lanes=(int(plain[1], 16), int(plain[2], 16)))
 
 
 def hash_rows(rows: NDArray[Any]) -> RowsHash:
     """Hash rows [N, seq_len + 1] of any unsigned dtype."""
     result = RowsHash()
-    for begin in range(0, len(rows), ROWS_AT_ONCE):
-        result = result.then(_hash_block(rows[begin : begin + ROWS_AT_ONCE]))
+    for begin in range(0, len(rows), BLOCK_ROWS):
+        result = result.concat(_hash_block(rows[begin : begin + BLOCK_ROWS]))
     return result
 
 
 def content_hash(splits: Mapping[str, RowsHash], seq_len: int) -> str:
-    """The card's `content_hash`: split names and their rows."""
+    """Return the card's `content_hash`, which covers the split names and their rows."""
     plain = {name: rows.to_plain() for name, rows in splits.items() if rows.rows}
     text = json.dumps({"seq_len": seq_len, "splits": plain}, sort_keys=True)
     return xxhash.xxh3_128_hexdigest(text.encode())
@@ -67,7 +67,7 @@ def _hash_block(rows: NDArray[Any]) -> RowsHash:
     data = memoryview(np.ascontiguousarray(rows, dtype="<u4").tobytes())
     step = 4 * rows.shape[1]
     digests = b"".join(
-        xxhash.xxh3_128_digest(data[at : at + step]) for at in range(0, len(data), step)
+        xxhash.xxh3_128_digest(data[i : i + step]) for i in range(0, len(data), step)
     )
     hashes_N2 = np.frombuffer(digests, dtype=">u8").astype(np.uint64).reshape(len(rows), 2)
     first, second = (_polynomial(hashes_N2[:, lane], factor) for lane, factor in enumerate(FACTORS))

@@ -1,9 +1,10 @@
-"""Token ids of documents -> rows of `seq_len + 1`. In: ids in document order. Out: full shards of
-rows, the ids left over, and the pieces that the rows hold.
+"""Pack the token ids of documents into rows of `seq_len + 1` ids.
 
-`flow`: documents follow one another without a gap; a row may hold the end of one and the start of
-the next. Ids that fill no last row are the part's tail; the tails of all parts are joined in part
-order when the dataset is published, so a split drops less than one row in all.
+Ids in document order come in; shards of rows, the ids that fill no row, and the spans of documents
+that the rows hold come out. With `concat` packing, documents follow one another without a gap, and
+a row may hold the end of one and the start of the next. The ids after the last full row are the
+part's tail; the tails of all parts are joined in part order when the dataset is published, so a
+split drops less than one row in all.
 """
 
 from __future__ import annotations
@@ -16,20 +17,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from convert.inputs.document import Document
-from convert.output.provenance import Pieces, without_text
+from convert.output.provenance import DocumentSpans, without_text
 
-FIRST_IDS = 1 << 16
+INITIAL_IDS = 1 << 16
 Ids = NDArray[Any]
 Lengths = NDArray[np.int64]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Packed:
-    """The end of a part: its last rows [N, row_ids], its tail [fewer than row_ids], all pieces."""
+class PackedPart:
+    """The end of a part: its last rows [N, row_ids], its tail [< row_ids] and all its spans."""
 
     rows: Ids
     tail: Ids
-    pieces: Pieces
+    spans: DocumentSpans
     padding: int = 0
 
 
@@ -37,21 +38,21 @@ class Packer(Protocol):
     """Fills the rows of one split of one part."""
 
     def add(self, documents: Sequence[Document], ids: Ids, lengths: Lengths) -> Iterator[Ids]:
-        """Take documents' ids [sum of lengths]; yields full shards [rows_per_shard, row_ids]."""
+        """Add the ids [sum of lengths] of documents; yield shards [rows_per_shard, row_ids]."""
         ...
 
-    def finish(self) -> Packed:
-        """What is left."""
+    def finish(self) -> PackedPart:
+        """Return what no full shard held."""
         ...
 
 
 class ConcatPacker:
-    """One document after another."""
+    """The packer of `concat`: one document after another."""
 
     def __init__(self, row_ids: int, rows_per_shard: int, dtype: np.dtype[Any]) -> None:
         self._row_ids = row_ids
         self._full = rows_per_shard * row_ids
-        self._shard = np.empty(min(self._full, FIRST_IDS), dtype)
+        self._shard = np.empty(min(self._full, INITIAL_IDS), dtype)
         self._filled = 0
         self._documents: list[Document] = []
         self._lengths: list[Lengths] = []
@@ -61,52 +62,52 @@ class ConcatPacker:
         self._documents += without_text(documents)
         self._lengths.append(lengths)
         while len(ids):
-            room = self._full - self._filled
-            taken = ids[:room]
-            self._reserve(self._filled + len(taken))
-            self._shard[self._filled : self._filled + len(taken)] = taken
-            self._filled += len(taken)
-            ids = ids[room:]
+            free = self._full - self._filled
+            head = ids[:free]
+            self._reserve(self._filled + len(head))
+            self._shard[self._filled : self._filled + len(head)] = head
+            self._filled += len(head)
+            ids = ids[free:]
             if self._filled == self._full:
                 yield self._shard.reshape(-1, self._row_ids)
                 self._filled = 0
 
-    def _reserve(self, wanted: int) -> None:
-        """Memory grows with the data, up to a shard: the limit may be far larger than the data."""
-        if wanted > len(self._shard):
-            grown = np.empty(min(self._full, max(wanted, 2 * len(self._shard))), self._shard.dtype)
+    def _reserve(self, size: int) -> None:
+        """Let the buffer grow with the data, since a shard may be far larger than the data."""
+        if size > len(self._shard):
+            grown = np.empty(min(self._full, max(size, 2 * len(self._shard))), self._shard.dtype)
             grown[: self._filled] = self._shard[: self._filled]
             self._shard = grown
 
-    def finish(self) -> Packed:
+    def finish(self) -> PackedPart:
         """See `Packer.finish`."""
         whole = self._filled // self._row_ids * self._row_ids
         lengths = np.concatenate(self._lengths) if self._lengths else np.empty(0, np.int64)
-        pieces = Pieces(
+        spans = DocumentSpans(
             documents=self._documents,
             first=np.cumsum(lengths) - lengths,
             tokens=lengths,
             offset=np.zeros(len(lengths), np.int64),
         )
-        return Packed(
+        return PackedPart(
             rows=self._shard[:whole].reshape(-1, self._row_ids),
             tail=self._shard[whole : self._filled].copy(),
-            pieces=pieces,
+            spans=spans,
         )
 
 
-def with_borders(ids: Ids, lengths: Lengths, *, before: Lengths, after: Lengths) -> Ids:
-    """Set begin-of-text and end-of-text around documents.
+def add_special_tokens(ids: Ids, lengths: Lengths, *, before: Lengths, after: Lengths) -> Ids:
+    """Return the ids with begin-of-text and end-of-text around the documents.
 
     `ids` [sum of lengths] are the documents one after another; `before` and `after` [documents]
-    hold the id to set there, or -1 for none.
+    hold the id to insert there, or -1 for none.
     """
     starts, ends = before >= 0, after >= 0
     sizes = lengths + starts + ends
-    borders = np.concatenate(([0], np.cumsum(sizes)))
-    framed = np.empty(borders[-1], dtype=ids.dtype)
-    is_text = np.ones(borders[-1], dtype=bool)
-    first, last = borders[:-1][starts], borders[1:][ends] - 1
+    offsets = np.concatenate(([0], np.cumsum(sizes)))
+    framed = np.empty(offsets[-1], dtype=ids.dtype)
+    is_text = np.ones(offsets[-1], dtype=bool)
+    first, last = offsets[:-1][starts], offsets[1:][ends] - 1
     is_text[first] = is_text[last] = False
     framed[is_text] = ids
     framed[first], framed[last] = before[starts], after[ends]

@@ -1,9 +1,10 @@
-"""Where every token came from. In: pieces of documents in stream order. Out: parquet tables.
+"""Make the tables that tell which document every token came from.
 
-A row of `documents/*.parquet` is a piece of a document that lies in the stream without a gap.
-Nearly every document is one piece; one that a part's border or best-fit packing cut is several, and
-`offset` is the piece's first token within the text read at `position`. `first_token` counts ids of
-the packed stream: sample `first_token // (seq_len + 1)` holds the piece's start. The pieces of a
+The spans of documents in stream order come in, and Parquet tables come out. A row of
+`documents/*.parquet` is a span of a document that lies in the packed stream without a gap. Nearly
+every document is one span; one that a part's boundary or best-fit packing cut is several, and
+`offset` is the span's first token within the text read at `position`. `first_token` counts ids of
+the packed stream: sample `first_token // (seq_len + 1)` holds the span's start. The spans of a
 split cover its rows without overlap, and without gap unless best-fit packing padded.
 """
 
@@ -41,8 +42,8 @@ ENCODINGS = {
 
 
 @dataclass
-class Pieces:
-    """The pieces of one split of one part; `first` counts from the part's own first token."""
+class DocumentSpans:
+    """The spans of one split of one part; `first` counts from the part's own first token."""
 
     documents: list[Document] = field(default_factory=list)
     first: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
@@ -50,7 +51,7 @@ class Pieces:
     offset: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
 
     def table(self, labels: Sequence[str]) -> pa.Table:
-        """As a table; `labels` by file number."""
+        """Return the spans as a table; `labels` are the labels of the input files, by number."""
         columns = [
             pa.array([document.id for document in self.documents], pa.string()),
             pa.array([labels[document.file] for document in self.documents], pa.string()),
@@ -63,32 +64,31 @@ class Pieces:
 
 
 def without_text(documents: Sequence[Document]) -> list[Document]:
-    """The documents as provenance needs them."""
+    """Return the documents without their texts, as provenance keeps them."""
     return [document._replace(text=None) for document in documents]
 
 
-def window(table: pa.Table, begin: int, end: int, base: int) -> pa.Table:
-    """The pieces, cut where needed, that lie in [begin, end), with `begin` moved to `base`."""
+def clip_spans(table: pa.Table, begin: int, end: int, base: int) -> pa.Table:
+    """Return the spans that lie in [begin, end), clipped to it, with `begin` moved to `base`."""
     first = table["first_token"].to_numpy()
     stop = first + table["tokens"].to_numpy()
     chosen = np.flatnonzero(np.minimum(stop, end) > np.maximum(first, begin))
     cut_first = np.maximum(first[chosen], begin)
-    part = table.take(pa.array(chosen))
+    clipped = table.take(pa.array(chosen))
     changed = {
         "first_token": cut_first - begin + base,
         "tokens": np.minimum(stop[chosen], end) - cut_first,
-        "offset": part["offset"].to_numpy() + (cut_first - first[chosen]),
+        "offset": clipped["offset"].to_numpy() + (cut_first - first[chosen]),
     }
     for name, values in changed.items():
-        place = SCHEMA.get_field_index(name)
-        part = part.set_column(
-            place, SCHEMA.field(place), pa.array(values, SCHEMA.field(place).type)
-        )
-    return part
+        i = SCHEMA.get_field_index(name)
+        column = pa.array(values, SCHEMA.field(i).type)
+        clipped = clipped.set_column(i, SCHEMA.field(i), column)
+    return clipped
 
 
 def parquet_bytes(table: pa.Table) -> bytes:
-    """One parquet file."""
+    """Return the table as a Parquet file."""
     sink = io.BytesIO()
     pq.write_table(
         table,
@@ -101,5 +101,5 @@ def parquet_bytes(table: pa.Table) -> bytes:
 
 
 def read_parquet_bytes(data: bytes) -> Any:
-    """The table of one parquet file."""
+    """Return the table of a Parquet file."""
     return pq.read_table(io.BytesIO(data))

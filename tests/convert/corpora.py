@@ -7,6 +7,8 @@ import json
 import random
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,7 @@ import numpy as np
 import zstandard
 from numpy.typing import NDArray
 
-from convert.checks.verify_dataset import read_card, read_index, read_rows
+from convert.checks.read_dataset import read_card, read_index, read_rows
 from convert.cli import main
 from convert.output.content_hash import hash_rows
 from stream_pretrain.schema import Card
@@ -29,7 +31,7 @@ WORDS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """What a run of `convert-mds` in this process said."""
+    """The exit code and output of a run of `convert-mds` in this process."""
 
     code: int
     out: str
@@ -85,6 +87,15 @@ def process(*arguments: object, **options: Any) -> subprocess.CompletedProcess[s
     """Any command, in a process of its own."""
     words = [sys.executable, "-m", "convert.cli", *map(str, arguments)]
     return subprocess.run(words, capture_output=True, text=True, check=False, **options)
+
+
+def wait_until(condition: Callable[[], bool], *, seconds: float = 120) -> None:
+    """Poll a condition until it holds; fail after `seconds`."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            raise AssertionError(f"waited {seconds} seconds in vain")
+        time.sleep(0.005)
 
 
 def card_of(out: object) -> Card:

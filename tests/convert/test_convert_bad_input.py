@@ -1,4 +1,4 @@
-"""Bad input: a message with place, finding and remedy, and nothing published."""
+"""Bad input: a message with location, finding and remedy, and nothing published."""
 
 from __future__ import annotations
 
@@ -127,12 +127,12 @@ def test_invalid_utf8_in_text(tmp_path: Path, capsys: Any) -> None:
 def test_invalid_utf8_on_standard_input(
     tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for data, form, place in (
+    for data, form, location in (
         (b'{"text": "\xff"}\n', "jsonl", "standard input, byte 0"),
         (b"abc\xff", "text", "byte 3"),
     ):
         monkeypatch.setattr(sys, "stdin", TextIOWrapper(BytesIO(data)))
-        assert place in fails(capsys, tmp_path, "--input", "-", "--format", form)
+        assert location in fails(capsys, tmp_path, "--input", "-", "--format", form)
         monkeypatch.undo()
 
 

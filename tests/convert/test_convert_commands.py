@@ -66,9 +66,9 @@ def test_a_damaged_shard_is_named(out: Path, capsys: Any) -> None:
     data = bytearray(shard.read_bytes())
     data[len(data) // 2] ^= 1
     shard.write_bytes(data)
-    said = verify(capsys, out)
-    assert f"{shard}: xxh64 is" in said
-    assert said.count(".mds") == 1
+    report = verify(capsys, out)
+    assert f"{shard}: xxh64 is" in report
+    assert report.count(".mds") == 1
     verify(capsys, out, "--fast", code=0)
 
 
@@ -77,17 +77,17 @@ def test_truncated_missing_and_stray_shards_are_named(out: Path, capsys: Any) ->
     first.write_bytes(first.read_bytes()[:-1])
     second.unlink()
     (out / "train/extra.mds").write_bytes(third.read_bytes())
-    said = verify(capsys, out, "--fast")
-    assert f"{first}: " in said
-    assert "index.json says" in said
-    assert f"{second}: absent" in said
-    assert "train/extra.mds: a shard that index.json does not list" in said
+    report = verify(capsys, out, "--fast")
+    assert f"{first}: " in report
+    assert "index.json says" in report
+    assert f"{second}: absent" in report
+    assert "train/extra.mds: a shard that index.json does not list" in report
 
 
 def test_ids_beyond_the_vocabulary_are_named(out: Path, capsys: Any) -> None:
     rewrite_shard(out, lambda raw: raw[:-2] + b"\x00\x02")
-    said = verify(capsys, out)
-    assert "holds id 512, the vocabulary 257" in said
+    report = verify(capsys, out)
+    assert "holds id 512, the vocabulary 257" in report
 
 
 def test_content_that_is_not_the_cards_is_found(out: Path, capsys: Any) -> None:
@@ -117,9 +117,9 @@ def test_a_card_that_counts_wrongly_is_found(out: Path, capsys: Any) -> None:
     card["splits"]["train"]["samples"] += 1
     card["splits"]["train"]["tokens"] += 1
     (out / "dataset.json").write_text(json.dumps(card))
-    said = verify(capsys, out)
-    assert "samples, the shards hold" in said
-    assert "tokens, samples and dropped tokens make" in said
+    report = verify(capsys, out)
+    assert "samples, the shards hold" in report
+    assert "tokens, samples and dropped tokens make" in report
 
 
 def test_an_index_that_counts_wrongly_is_found(out: Path, capsys: Any) -> None:
@@ -137,9 +137,9 @@ def test_provenance_that_does_not_cover_the_samples_is_found(out: Path, capsys: 
     card = json.loads((out / "dataset.json").read_text())
     del card["notes"]["documents"]  # as older cards are
     (out / "dataset.json").write_text(json.dumps(card))
-    said = verify(capsys, out)
-    assert "row 5 does not follow the one before it" in said
-    assert "the samples hold" in said
+    report = verify(capsys, out)
+    assert "row 5 does not follow the one before it" in report
+    assert "the samples hold" in report
 
 
 def test_a_changed_tokenizer_is_found(out: Path, capsys: Any) -> None:

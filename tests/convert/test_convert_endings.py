@@ -38,7 +38,7 @@ def test_what_was_registered_for_the_end_is_run() -> None:
 
 
 @pytest.mark.parametrize(
-    ("body", "code", "said"),
+    ("body", "code", "expected"),
     [
         ("sys.exit(5)", 5, ""),
         ("sys.exit()", 0, ""),
@@ -47,10 +47,10 @@ def test_what_was_registered_for_the_end_is_run() -> None:
         ("raise ZeroDivisionError", 1, "Traceback"),
     ],
 )
-def test_every_way_out_has_its_code(body: str, code: int, said: str) -> None:
+def test_every_way_out_has_its_code(body: str, code: int, expected: str) -> None:
     ended = entry(body)
     assert ended.returncode == code
-    assert ended.stderr.startswith(said)
+    assert ended.stderr.startswith(expected)
 
 
 def test_every_command_ends_with_its_code_in_a_process(tmp_path: Path, capsys: Any) -> None:
@@ -64,7 +64,7 @@ def test_every_command_ends_with_its_code_in_a_process(tmp_path: Path, capsys: A
 
 
 @pytest.mark.parametrize(
-    ("error", "said"),
+    ("error", "expected"),
     [
         (OSError(30, "Read-only file system", "/d/x"), "StorageError: /d/x: Read-only file system"),
         (OSError("Corrupt\n  data"), "StorageError: Corrupt data. Check the path"),
@@ -74,7 +74,7 @@ def test_every_command_ends_with_its_code_in_a_process(tmp_path: Path, capsys: A
     ],
 )
 def test_faults_of_the_machine_are_one_line(
-    error: Exception, said: str, capsys: Any, monkeypatch: pytest.MonkeyPatch
+    error: Exception, expected: str, capsys: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(_: list[str]) -> int:
         raise error
@@ -82,7 +82,7 @@ def test_faults_of_the_machine_are_one_line(
     monkeypatch.setitem(cli.COMMANDS, "verify", fail)
     run = command(capsys, "verify")
     assert run.code == 1
-    assert run.err.startswith(said)
+    assert run.err.startswith(expected)
     assert run.err.count("\n") == 1
 
 

@@ -23,11 +23,12 @@ from corpora import (
     write_jsonl,
 )
 
-from convert.inputs.document import BadRecords, Reading
-from convert.inputs.input_files import find_inputs, natural_key
+from convert.inputs.document import BadRecords, ReadOptions
+from convert.inputs.input_files import find_inputs
+from convert.inputs.list_files import natural_key
 from convert.inputs.mds_reader import read_mds
 from convert.inputs.read_task import read_task
-from convert.jobs.tasks import ByteRange, plan_tasks
+from convert.inputs.tasks import ByteRange, plan_tasks
 from stream_pretrain.errors import ConfigError
 from stream_pretrain.storage.store import open_store
 
@@ -175,7 +176,7 @@ def test_a_text_file_is_one_document_or_is_split_by_a_separator(
         found = [
             document.text
             for task in plan_tasks(files, size)
-            for document in read_task(task, files, Reading(separator="\n---\n"), BadRecords())
+            for document in read_task(task, files, ReadOptions(separator="\n---\n"), BadRecords())
         ]
         assert found == ["first", "second text", "third, the last one"], size
     split = ["--separator", "\n---\n", "--seq_len", 4]
@@ -192,7 +193,7 @@ def test_a_byte_order_mark_does_not_break_the_first_line(tmp_path: Path, capsys:
 def test_every_part_size_gives_each_document_once(tmp_path: Path) -> None:
     corpus = write_jsonl(tmp_path / "c.jsonl", 50)
     files = find_inputs([str(corpus)])
-    how = Reading(id_key="id")
+    how = ReadOptions(id_key="id")
     for size in [*range(20, 400, 7), 10_000]:
         ids = [
             document.id
@@ -210,11 +211,11 @@ def test_pieces_of_a_long_text_join_to_the_text(tmp_path: Path) -> None:
         pieces = [
             document
             for task in plan_tasks(files, size)
-            for document in read_task(task, files, Reading(), BadRecords())
+            for document in read_task(task, files, ReadOptions(), BadRecords())
         ]
         assert "".join(piece.text or "" for piece in pieces) == text
-        assert [piece.begins for piece in pieces] == [True] + [False] * (len(pieces) - 1)
-        assert [piece.ends for piece in pieces] == [False] * (len(pieces) - 1) + [True]
+        assert [piece.has_start for piece in pieces] == [True] + [False] * (len(pieces) - 1)
+        assert [piece.has_end for piece in pieces] == [False] * (len(pieces) - 1) + [True]
         assert {piece.id for piece in pieces} == {"c.txt"}
 
 
@@ -224,7 +225,7 @@ def test_small_files_share_a_part_and_large_ones_are_cut(tmp_path: Path) -> None
     (tmp_path / "big.txt").write_text("y\n" * 50)
     tasks = plan_tasks(find_inputs([str(tmp_path)]), 40)
     assert [task.size for task in tasks] == [40, 40, 20, 40, 40, 20]
-    assert [len(task.spans) for task in tasks] == [4, 4, 2, 1, 1, 1]
+    assert [len(task.ranges) for task in tasks] == [4, 4, 2, 1, 1, 1]
 
 
 def test_numbers_in_names_sort_as_numbers() -> None:
@@ -238,7 +239,7 @@ def test_an_mds_shard_is_read_by_its_own_description(tmp_path: Path) -> None:
         for text in texts(5):
             writer.write({"text": text})
     file = find_inputs([str(tmp_path / "m")])[0]
-    read = read_mds(ByteRange(file=0, start=0, end=None), file, Reading(), BadRecords())
+    read = read_mds(ByteRange(file=0, start=0, end=None), file, ReadOptions(), BadRecords())
     assert [document.text for document in read] == texts(5)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from corpora import Run, build, card_of, command, files_of, write_jsonl
 
-from convert.inputs.input_files import lasting_name
+from convert.inputs.input_files import portable_name
 from stream_pretrain.storage.store import open_store
 
 
@@ -58,9 +58,9 @@ def test_finished_parts_are_kept(tmp_path: Path, capsys: Any) -> None:
 
 
 def test_an_output_in_a_bucket_is_never_a_file(bucket: str) -> None:
-    from convert.jobs.staging import check_out
+    from convert.jobs.staging import check_output_path
 
-    check_out(open_store(f"{bucket}/out"))
+    check_output_path(open_store(f"{bucket}/out"))
     assert open_store(bucket).list() == []
 
 
@@ -125,7 +125,7 @@ def test_a_touched_input_of_a_stopped_job_is_told_without_numbers(
     assert "000000000" not in run.err
 
 
-def test_a_tokenizer_is_named_without_its_place(tmp_path: Path, capsys: Any) -> None:
+def test_a_tokenizer_is_named_without_its_directory(tmp_path: Path, capsys: Any) -> None:
     path = write_jsonl(tmp_path / "c.jsonl", 100)
     words = ("--input", path, "--out", tmp_path / "tokens", "--vocab_size", 300, "--quiet")
     assert command(capsys, "tokenizer", *words).code == 0
@@ -136,7 +136,7 @@ def test_a_tokenizer_is_named_without_its_place(tmp_path: Path, capsys: Any) -> 
     assert command(capsys, "verify", tmp_path / "out").code == 0
 
 
-def test_an_input_is_recorded_without_the_way_to_it(
+def test_an_input_is_recorded_without_its_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "data/x").mkdir(parents=True)
@@ -150,4 +150,4 @@ def test_an_input_is_recorded_without_the_way_to_it(
         ("s3://bucket/a/b", "s3://bucket/a/b"),
         ("web=hf://datasets/a/b", "web=hf://datasets/a/b"),
     ):
-        assert lasting_name(value) == recorded
+        assert portable_name(value) == recorded

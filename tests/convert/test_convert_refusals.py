@@ -13,10 +13,10 @@ import pyarrow.parquet as pq
 import pytest
 from corpora import Run, build, card_of, command, records, rows_of, stream_bytes, texts, write_jsonl
 
-from convert.inputs.document import BadRecords, Reading
+from convert.inputs.document import BadRecords, ReadOptions
 from convert.inputs.input_files import find_inputs
 from convert.inputs.read_task import READERS, read_task
-from convert.jobs.tasks import plan_tasks
+from convert.inputs.tasks import plan_tasks
 from convert.output.packing import ConcatPacker
 from stream_pretrain.errors import DataError
 
@@ -43,8 +43,8 @@ def test_a_byte_of_a_parquet_text_that_is_no_utf8_names_file_group_and_row(
 ) -> None:
     path = tmp_path / "c.parquet"
     data = plain_parquet(path)
-    place = data.index(records(200)[60]["text"].encode())
-    path.write_bytes(data[:place] + b"\xff" + data[place + 1 :])
+    offset = data.index(records(200)[60]["text"].encode())
+    path.write_bytes(data[:offset] + b"\xff" + data[offset + 1 :])
     said = refuses(capsys, tmp_path, "--input", path, code=1)
     assert f"{path}, row group 1, row 60: invalid UTF-8 in column 'text' (byte 0xff at 0)" in said
     assert build(capsys, "--input", path, "--out", tmp_path / "skipped", *SKIP).code == 0
@@ -74,15 +74,15 @@ def test_no_flipped_byte_of_a_parquet_file_gives_a_traceback(tmp_path: Path) -> 
     path = tmp_path / "c.parquet"
     pq.write_table(pa.Table.from_pylist(records(60)), path, row_group_size=20)
     whole, chance = path.read_bytes(), random.Random(5)
-    for place in [*chance.sample(range(len(whole)), 120), *range(len(whole) - 40, len(whole))]:
+    for offset in [*chance.sample(range(len(whole)), 120), *range(len(whole) - 40, len(whole))]:
         data = bytearray(whole)
-        data[place] ^= 1 << chance.randrange(8)
+        data[offset] ^= 1 << chance.randrange(8)
         path.write_bytes(data)
         files = find_inputs([str(path)])
         for skip in (False, True):
             try:
                 for task in plan_tasks(files, 10**6):
-                    list(read_task(task, files, Reading(), BadRecords(skip=skip)))
+                    list(read_task(task, files, ReadOptions(), BadRecords(skip=skip)))
             except DataError as error:
                 assert str(path) in str(error)
 
@@ -172,7 +172,7 @@ def test_sizes_without_sense_are_refused(
 def test_too_many_parts_are_refused(
     tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("convert.build.MOST_TASKS", 3)
+    monkeypatch.setattr("convert.build.MAX_TASKS", 3)
     path = write_jsonl(tmp_path / "c.jsonl", 100)
     said = refuses(capsys, tmp_path, "--input", path, "--part_size", 256, code=2)
     assert "3 is the most" in said

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from convert.output.best_fit import best_fit
 from convert.output.content_hash import RowsHash, content_hash, hash_rows
 from convert.output.mds_shards import ShardFormat, encode_shard, index_json
-from convert.output.packing import with_borders
+from convert.output.packing import add_special_tokens
 from stream_pretrain.schema import INDEX_NAME
 
 
@@ -236,17 +236,17 @@ def test_best_fit_keeps_documents_whole_where_they_fit(tmp_path: Path, capsys: A
 
 
 @given(st.lists(st.integers(1, 50), max_size=60), st.integers(2, 20))
-def test_best_fit_places_every_token_once_and_within_a_row(lengths: list[int], row: int) -> None:
-    place = best_fit(np.array(lengths, dtype=np.int64), row)
-    taken = np.zeros(place.rows * row, dtype=int)
+def test_best_fit_keeps_every_token_once_and_within_a_row(lengths: list[int], row: int) -> None:
+    plan = best_fit(np.array(lengths, dtype=np.int64), row)
+    taken = np.zeros(plan.rows * row, dtype=int)
     source = np.zeros(sum(lengths), dtype=int)
-    for begin, target, tokens in zip(place.source, place.target, place.tokens, strict=True):
+    for begin, target, tokens in zip(plan.source, plan.target, plan.tokens, strict=True):
         assert target // row == (target + tokens - 1) // row
         taken[target : target + tokens] += 1
         source[begin : begin + tokens] += 1
     assert (source == 1).all()
     assert taken.max(initial=0) <= 1
-    assert place.rows == 0 or taken.reshape(-1, row).any(axis=1).all()
+    assert plan.rows == 0 or taken.reshape(-1, row).any(axis=1).all()
 
 
 @given(st.lists(st.tuples(st.integers(0, 6), st.booleans(), st.booleans()), max_size=20))
@@ -256,18 +256,18 @@ def test_borders_are_set_around_documents(documents: list[tuple[int, bool, bool]
     before = np.array([900 if begins else -1 for _, begins, _ in documents], dtype=np.int64)
     after = np.array([901 if ends else -1 for _, _, ends in documents], dtype=np.int64)
     expected: list[int] = []
-    place = 0
+    first = 0
     for length, begins, ends in documents:
-        expected += [900] * begins + list(range(place, place + length)) + [901] * ends
-        place += length
-    assert with_borders(ids, lengths, before=before, after=after).tolist() == expected
+        expected += [900] * begins + list(range(first, first + length)) + [901] * ends
+        first += length
+    assert add_special_tokens(ids, lengths, before=before, after=after).tolist() == expected
 
 
 @given(st.integers(0, 30), st.integers(0, 30))
 def test_the_hash_of_rows_does_not_see_where_they_are_cut(first: int, second: int) -> None:
     rows = np.random.default_rng(0).integers(0, 60_000, (first + second, 5), dtype=np.uint16)
     whole = hash_rows(rows)
-    assert hash_rows(rows[:first]).then(hash_rows(rows[first:])) == whole
+    assert hash_rows(rows[:first]).concat(hash_rows(rows[first:])) == whole
     assert RowsHash.from_plain(whole.to_plain()) == whole
     assert hash_rows(rows.astype(np.uint32)) == whole
 

@@ -16,20 +16,20 @@ from corpora import build, card_of, command, rows_of, texts, write_jsonl
 
 from convert.encoding.byte_tokenizer import END_OF_TEXT, byte_tokenizer_files
 from convert.encoding.encoder_check import (
-    HARD_STRINGS,
+    DIFFICULT_STRINGS,
+    check_part,
     checked_gigatoken,
     choose_encoder,
-    guard_part,
     same_ids,
 )
 from convert.encoding.encoders import ByteEncoder, GigatokenEncoder, TokenizersEncoder
 from convert.encoding.fallback_encoder import (
-    LAST_OLD,
+    LAST_CODE_POINT,
+    CharacterCheck,
     FallbackEncoder,
-    Trials,
-    old_pattern,
     probe_json,
-    trial,
+    probe_text,
+    unproven_characters,
 )
 from convert.encoding.vocabulary import Vocabulary, load_vocabulary
 from stream_pretrain.errors import ConfigError, DataError
@@ -40,11 +40,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A byte-level BPE of 600 tokens, trained by the command."""
     from convert.cli import main
 
-    place = tmp_path_factory.mktemp("bpe")
-    (place / "c.txt").write_text("\n".join(texts(300)) + Path(argparse.__file__).read_text())
-    words = ["--input", str(place / "c.txt"), "--out", str(place / "tok"), "--vocab_size", "600"]
+    folder = tmp_path_factory.mktemp("bpe")
+    (folder / "c.txt").write_text("\n".join(texts(300)) + Path(argparse.__file__).read_text())
+    words = ["--input", str(folder / "c.txt"), "--out", str(folder / "tok"), "--vocab_size", "600"]
     assert main(["tokenizer", *words, "--quiet"]) == 0
-    return place / "tok"
+    return folder / "tok"
 
 
 @pytest.fixture
@@ -102,10 +102,10 @@ def test_the_byte_tokenizers_ids_are_the_bytes() -> None:
 
 def test_both_encoders_give_the_same_ids_on_hard_strings(vocabulary: Vocabulary) -> None:
     pytest.importorskip("gigatoken")
-    for rule in ("plain", "act"):
+    for rule in ("plain", "parse"):
         assert isinstance(checked_gigatoken(vocabulary, rule, texts(50)), FallbackEncoder)
     fast = GigatokenEncoder(vocabulary, "plain")
-    assert same_ids(fast, TokenizersEncoder(vocabulary, "plain"), [*HARD_STRINGS, *texts(99)])
+    assert same_ids(fast, TokenizersEncoder(vocabulary, "plain"), [*DIFFICULT_STRINGS, *texts(99)])
 
 
 def test_the_output_does_not_depend_on_the_encoder(
@@ -126,13 +126,13 @@ def test_the_output_does_not_depend_on_the_encoder(
 
 @pytest.mark.parametrize("encoder", ["tokenizers", "gigatoken"])
 @pytest.mark.parametrize("name", ["byte", "bpe"])
-def test_special_strings_in_a_text_are_text_unless_they_may_act(
+def test_special_strings_in_a_text_are_text_unless_they_are_parsed(
     encoder: str, name: str, folder: Path, tmp_path: Path, capsys: Any
 ) -> None:
     corpus = tmp_path / "c.txt"
     corpus.write_text(f"before {END_OF_TEXT} after " * 10)
     tokenizer = "byte" if name == "byte" else folder
-    for rule, ends in (("plain", 1), ("act", 11)):
+    for rule, ends in (("plain", 1), ("parse", 11)):
         out = tmp_path / rule
         words = ["--tokenizer", tokenizer, "--special_in_text", rule, "--encoder", encoder]
         run = build(capsys, "--input", corpus, "--out", out, *words, "--seq_len", 1)
@@ -170,7 +170,7 @@ class Unloadable:
 @pytest.mark.parametrize("kind", [Wrong, Broken])
 def test_ids_that_differ_stop_a_part(kind: Any, vocabulary: Vocabulary) -> None:
     with pytest.raises(DataError, match=r"c\.jsonl:7: gigatoken and tokenizers give different"):
-        guard_part(kind(vocabulary, "plain"), "some text", "c.jsonl:7")
+        check_part(kind(vocabulary, "plain"), "some text", "c.jsonl:7")
 
 
 def test_the_fast_encoder_is_left_where_it_differs(
@@ -211,27 +211,27 @@ def test_letters_that_only_one_library_knows_are_left_to_the_other(folder: Path)
     assert not same_ids(fast, exact, [hard[1]])
     both = FallbackEncoder(vocabulary, "plain")
     assert same_ids(both, exact, hard * 3)
-    assert both.exactly == 3
+    assert both.fallback_texts == 3
 
 
 def test_characters_are_not_trusted_where_they_cannot_be_tried(vocabulary: Vocabulary) -> None:
     word_piece = json.dumps({"model": {"type": "WordPiece"}}).encode()
-    trials = Trials(replace(vocabulary, files={"tokenizer.json": word_piece}))
-    assert not trials.doubts("naïve 中文")
-    assert trials.doubts("smile \U0001f600")
+    characters = CharacterCheck(replace(vocabulary, files={"tokenizer.json": word_piece}))
+    assert not characters.needs_fallback("naïve 中文")
+    assert characters.needs_fallback("smile \U0001f600")
 
 
 @pytest.mark.slow
-def test_all_characters_that_need_no_trial_pass_one(vocabulary: Vocabulary) -> None:
+def test_all_characters_that_are_not_tried_pass_the_trial(vocabulary: Vocabulary) -> None:
     pytest.importorskip("gigatoken")
     probe = replace(
         vocabulary, files={"tokenizer.json": probe_json(vocabulary.files["tokenizer.json"])}
     )
-    old = [chr(c) for c in range(0x80, LAST_OLD + 1) if not 0xD800 <= c < 0xE000]
-    old = [character for character in old if old_pattern().match(character) is None]
+    old = [chr(c) for c in range(0x80, LAST_CODE_POINT + 1) if not 0xD800 <= c < 0xE000]
+    old = [character for character in old if unproven_characters().match(character) is None]
     assert len(old) > 100_000
     encoders = GigatokenEncoder(probe, "plain"), TokenizersEncoder(probe, "plain")
-    assert same_ids(*encoders, [trial(character) for character in old])
+    assert same_ids(*encoders, [probe_text(character) for character in old])
 
 
 def test_a_growing_word_cache_is_thrown_away(
@@ -250,7 +250,7 @@ def test_a_growing_word_cache_is_thrown_away(
 @pytest.mark.slow
 def test_memory_stays_flat_over_words_that_never_repeat(vocabulary: Vocabulary) -> None:
     pytest.importorskip("gigatoken")
-    from convert.jobs.process_memory import resident_bytes
+    from convert.encoding.encoders import resident_bytes
 
     fast = GigatokenEncoder(vocabulary, "plain")
     sizes = []
@@ -295,7 +295,7 @@ def test_a_sentencepiece_model_becomes_a_tokenizer_json(tmp_path: Path, capsys: 
     assert run.code == 0, run.err
     assert (out / "tokenizer/tokenizer.model").read_bytes() == name.read_bytes()
     name.write_bytes(b"not a model")
-    with pytest.raises(ConfigError, match=r"cannot be made a tokenizer\.json"):
+    with pytest.raises(ConfigError, match=r"cannot be converted to a tokenizer\.json"):
         load_vocabulary(str(name))
 
 

@@ -1,6 +1,7 @@
-"""What the fork server imports, so that its workers need not. In: nothing. Out: loaded modules.
+"""Import what the workers need in the fork server, so that they inherit it.
 
-Uses neither threads nor buckets: those do not survive a fork.
+The fork server loads this module by name. It starts no threads and opens no buckets: those do not
+survive a fork.
 """
 
 from __future__ import annotations
@@ -10,10 +11,10 @@ import contextlib
 import pyarrow.parquet  # noqa: F401
 
 import convert.jobs.engines.local_engine  # noqa: F401
-from convert.encoding.fallback_encoder import old_pattern
+from convert.encoding.fallback_encoder import unproven_characters
 
 with contextlib.suppress(ImportError):
     import awkward  # type: ignore[import-untyped]  # noqa: F401
     import gigatoken  # noqa: F401
 
-old_pattern()
+unproven_characters()

@@ -1,7 +1,7 @@
-"""Tasks on processes of this machine. In: a job, calls. Out: their results as they are finished.
+"""Run calls on processes of this machine.
 
-Workers come from a fork server that has imported everything, so that each costs a fork and none
-inherits a bucket client's threads. A worker ends when its parent does, however that ends.
+Workers come from a fork server that has imported everything, so that each costs one fork and none
+inherits the threads of a bucket client. A worker ends when its parent does, however that ends.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from multiprocessing import connection, forkserver
 from typing import Any
 
 from convert.jobs.conversion_job import ConversionJob
-from convert.jobs.engines.calls import Call, Counts, perform
+from convert.jobs.engines.calls import Call, PartCounts, run_call
 from convert.jobs.worker import Worker
 from stream_pretrain.errors import StreamPretrainError
 from stream_pretrain.system.parent_death import die_with_parent
@@ -26,37 +26,40 @@ _worker: Worker | None = None
 
 
 class InlineEngine:
-    """All tasks in this process, one after another."""
+    """Runs all calls in this process, one after another."""
 
     def run(
-        self, job: ConversionJob, calls: Sequence[Call], counts: Callable[..., None]
+        self, job: ConversionJob, calls: Sequence[Call], on_progress: Callable[..., None]
     ) -> Iterator[Any]:
-        """Results in order; `counts` is called after each part."""
-        worker = Worker(job, counts)
+        """Yield results in order; `on_progress` is called after each part."""
+        worker = Worker(job, on_progress)
         for call in calls:
-            yield perform(worker, call)
+            yield run_call(worker, call)
 
     def close(self) -> None:
-        """Nothing to end."""
+        """Do nothing: no process was started."""
 
 
 class LocalEngine:
-    """A pool of processes."""
+    """Runs calls on a pool of processes."""
 
     def __init__(self, workers: int) -> None:
-        """Workers start with the first task."""
+        """Prepare the pool; workers start with the first task."""
         self._workers = workers
         self._context = multiprocessing.get_context("forkserver")
 
     def run(
-        self, job: ConversionJob, calls: Sequence[Call], counts: Callable[..., None]
+        self, job: ConversionJob, calls: Sequence[Call], on_progress: Callable[..., None]
     ) -> Iterator[Any]:
-        """Results as they come; the first error ends all. A single task needs no other process."""
+        """Yield results as they finish; the first error ends all calls.
+
+        A single task needs no other process.
+        """
         if sum(call.kind != "source" for call in calls) < 2:
-            yield from InlineEngine().run(job, calls, counts)
+            yield from InlineEngine().run(job, calls, on_progress)
             return
         reports = self._context.SimpleQueue()
-        reader = threading.Thread(target=_forward, args=(reports, counts), daemon=True)
+        reader = threading.Thread(target=_forward_reports, args=(reports, on_progress), daemon=True)
         reader.start()
         pool = ProcessPoolExecutor(
             min(self._workers, max(1, len(calls))),
@@ -64,11 +67,11 @@ class LocalEngine:
             initializer=_start_worker,
             initargs=(job, reports),
         )
-        futures = [pool.submit(_perform, call) for call in calls]
+        futures = [pool.submit(_run_call, call) for call in calls]
         try:
             yield from _results(futures)
         except BaseException:
-            _end_workers(pool)
+            _terminate_workers(pool)
             raise
         pool.shutdown()
         reports.put(None)
@@ -76,13 +79,14 @@ class LocalEngine:
         reports.close()
 
     def close(self) -> None:
-        """Nothing to end: the fork server leaves with this process."""
+        """Do nothing: the fork server ends with this process."""
 
 
-def _end_workers(pool: ProcessPoolExecutor) -> None:
-    """End tasks in the middle, which their files survive: a task may be a file of 100 GB.
+def _terminate_workers(pool: ProcessPoolExecutor) -> None:
+    """Terminate the workers without waiting for their tasks: one may be a file of 100 GB.
 
-    The queue of reports is left alone: a worker may have died with its lock.
+    An interrupted task does no harm to the files. The queue of reports is not touched: a worker may
+    have died with its lock.
     """
     for child in multiprocessing.active_children():
         child.terminate()
@@ -100,9 +104,9 @@ def _results(futures: Sequence[Future[Any]]) -> Iterator[Any]:
         ) from error
 
 
-def _forward(reports: Any, counts: Callable[..., None]) -> None:
+def _forward_reports(reports: Any, on_progress: Callable[..., None]) -> None:
     while (report := reports.get()) is not None:
-        counts(*report)
+        on_progress(*report)
 
 
 def _start_worker(job: ConversionJob, reports: Any) -> None:
@@ -113,29 +117,32 @@ def _start_worker(job: ConversionJob, reports: Any) -> None:
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
     def report(*counts: int) -> None:
-        reports.put(Counts(*counts))
+        reports.put(PartCounts(*counts))
 
     _worker = Worker(job, report)
 
 
-def _perform(call: Call) -> Any:
+def _run_call(call: Call) -> Any:
     assert _worker is not None
-    return perform(_worker, call)
+    return run_call(_worker, call)
 
 
 def end_with_parent() -> None:
-    """The kernel ends this process with the fork server, which ends with the main process once no
-    worker holds its pipe; elsewhere a thread sees to it, when a library lets go of the interpreter.
+    """Let this process end when its parent does.
+
+    The kernel ends it with the fork server, which ends with the main process once no worker holds
+    its pipe open. Where the kernel has no such signal, a thread ends the process as soon as a
+    library releases the interpreter.
     """
     server: Any = forkserver._forkserver
     alive, server._forkserver_alive_fd = server._forkserver_alive_fd, None
     if alive is not None:
         os.close(alive)
     die_with_parent()
-    threading.Thread(target=_leave_with_parent, daemon=True).start()
+    threading.Thread(target=_exit_with_parent, daemon=True).start()
 
 
-def _leave_with_parent() -> None:
+def _exit_with_parent() -> None:
     parent = multiprocessing.parent_process()
     if parent is not None:
         connection.wait([parent.sentinel])

@@ -1,6 +1,6 @@
-"""Tasks on a Ray cluster. In: a job, calls. Out: their results as they are finished.
+"""Run calls on a Ray cluster.
 
-Each call is one Ray task; scheduling, retries and placement are Ray's. Inputs and output must be
+Each call is one Ray task; scheduling, retries and placement are Ray's. Inputs and output have to be
 reachable from every node: buckets, or one shared file system.
 """
 
@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from convert.jobs.conversion_job import ConversionJob
-from convert.jobs.engines.calls import Call, perform
+from convert.jobs.engines.calls import Call, run_call
 from convert.jobs.part_receipts import PartReceipt
 from convert.jobs.worker import Worker
 from stream_pretrain.errors import ConfigError, StreamPretrainError
@@ -20,10 +20,10 @@ _workers: dict[str, Worker] = {}
 
 
 class RayEngine:
-    """An existing cluster where there is one, else one on this machine."""
+    """Runs calls on an existing cluster, or starts one on this machine."""
 
     def __init__(self, address: str | None) -> None:
-        """Connect."""
+        """Connect to the cluster."""
         try:
             import ray
         except ImportError as error:
@@ -31,8 +31,8 @@ class RayEngine:
                 "--engine ray: Ray is not installed. Run: pip install 'stream-pretrain[ray]'"
             ) from error
         self._ray = ray
-        self._is_ours = not ray.is_initialized()
-        if self._is_ours:
+        self._owns_cluster = not ray.is_initialized()
+        if self._owns_cluster:
             try:
                 ray.init(address=address, log_to_driver=False, configure_logging=False)
             except (ConnectionError, ValueError) as error:
@@ -42,11 +42,11 @@ class RayEngine:
                 ) from error
 
     def run(
-        self, job: ConversionJob, calls: Sequence[Call], counts: Callable[..., None]
+        self, job: ConversionJob, calls: Sequence[Call], on_progress: Callable[..., None]
     ) -> Iterator[Any]:
-        """Results as they come; the first error ends all."""
+        """Yield results as they finish; the first error ends all calls."""
         ray = self._ray
-        remote = ray.remote(_perform)
+        remote = ray.remote(_run_call)
         shared = ray.put(job)
         key = f"{id(self)}-{id(job)}"
         waiting = list(calls)[::-1]
@@ -60,7 +60,7 @@ class RayEngine:
                 call = running.pop(done[0])
                 result = self._result(done[0])
                 if call.kind == "convert":
-                    _count(call, result, counts)
+                    _report_progress(call, result, on_progress)
                 yield result
         finally:
             for reference in running:
@@ -75,21 +75,23 @@ class RayEngine:
             raise
 
     def close(self) -> None:
-        """Leave the cluster, or end our own."""
-        if self._is_ours:
+        """Disconnect from the cluster, or shut down our own."""
+        if self._owns_cluster:
             self._ray.shutdown()
 
 
-def _perform(key: str, job: ConversionJob, call: Call) -> Any:
-    """Runs in a Ray worker, which keeps the loaded tokenizer from call to call."""
+def _run_call(key: str, job: ConversionJob, call: Call) -> Any:
+    """Run a call in a Ray worker, which keeps the loaded tokenizer from call to call."""
     if key not in _workers:
         _workers.clear()
         _workers[key] = Worker(job)
-    return perform(_workers[key], call)
+    return run_call(_workers[key], call)
 
 
-def _count(call: Call, receipts: Sequence[PartReceipt], counts: Callable[..., None]) -> None:
+def _report_progress(
+    call: Call, receipts: Sequence[PartReceipt], on_progress: Callable[..., None]
+) -> None:
     assert call.task is not None
     splits = [split for receipt in receipts for split in receipt.splits.values()]
     documents = sum(split.documents for split in splits)
-    counts(call.task.size, documents, sum(split.tokens for split in splits))
+    on_progress(call.task.size, documents, sum(split.tokens for split in splits))

@@ -1,6 +1,6 @@
-"""Which engine a job gets. In: settings. Out: an `Engine`, its processes loading already.
+"""Start the engine that the settings name.
 
-Imports little, so that the fork server loads the libraries while this process does.
+This module imports little, so that the fork server loads the libraries while this process does.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ PRELOADED = ["convert.jobs.engines.forkserver_preload"]
 
 
 def worker_count(config: BuildConfig) -> int:
-    """Processes of the local engine; standard input can be read by one only, this one."""
+    """Return the number of processes of the local engine; standard input needs exactly one."""
     if "-" in config.input:
         return 1
     return config.workers or len(os.sched_getaffinity(0))
 
 
-def warm_up(config: BuildConfig) -> None:
-    """Start the fork server of the local engine."""
+def start_fork_server(config: BuildConfig) -> None:
+    """Start the fork server of the local engine, unless one process does all the work."""
     if config.engine == "local" and worker_count(config) > 1:
         from multiprocessing import forkserver
 
@@ -34,8 +34,8 @@ def warm_up(config: BuildConfig) -> None:
 
 
 def start_engine(config: BuildConfig) -> Engine:
-    """The engine that the settings name."""
-    warm_up(config)
+    """Return the engine that the settings name."""
+    start_fork_server(config)
     if config.engine == "ray":
         from convert.jobs.engines.ray_engine import RayEngine
 

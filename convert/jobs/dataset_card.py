@@ -1,6 +1,7 @@
-"""The card of a dataset. In: a job, its receipts and what was published. Out: `Card`.
+"""Make the card of a dataset.
 
-Does not write it. The same files elsewhere, or copied later, give the same card.
+A job, its receipts and the published splits come in, and a `Card` comes out; it is not written
+here. The same input files in another directory, or copied later, give the same card.
 """
 
 from __future__ import annotations
@@ -11,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from convert.config import BuildConfig
-from convert.inputs.input_files import InputFile, lasting_name
+from convert.inputs.input_files import InputFile, portable_name
 from convert.jobs.conversion_job import ConversionJob
 from convert.jobs.part_receipts import PartReceipt
+from convert.jobs.publish_dataset import PublishedSplit, count_repeated_ids
 from convert.output.content_hash import content_hash
-from convert.output.publish_dataset import Published, count_repeated_ids
 from stream_pretrain.schema import Card, SourceFile
 
 
@@ -24,29 +25,29 @@ def make_card(
     config: BuildConfig,
     receipts: Sequence[PartReceipt],
     hashes: Mapping[int, str],
-    published: Mapping[str, Published],
+    published: Mapping[str, PublishedSplit],
     identity: Mapping[str, Any],
 ) -> Card:
-    """The card of what was published; nothing in it tells where local inputs lay, or when."""
+    """Return the card; it holds neither the directories of local inputs nor their times."""
     rows = {name: split.rows for name, split in published.items()}
     padding = {name: split.padding for name, split in published.items() if split.padding}
-    bad = [line for receipt in receipts for line in receipt.bad_records][:20]
+    bad_records = [line for receipt in receipts for line in receipt.bad_records][:20]
     return Card(
-        seq_len=job.shards.seq_len,
+        seq_len=job.shard_format.seq_len,
         dtype=job.vocabulary.dtype,
         vocab_size=job.vocabulary.vocab_size,
         tokenizer_fingerprint=job.vocabulary.fingerprint,
-        content_hash=content_hash(rows, job.shards.seq_len),
+        content_hash=content_hash(rows, job.shard_format.seq_len),
         eos_id=job.vocabulary.eos_id,
         bos_id=job.vocabulary.bos_id,
         splits={name: split.counts for name, split in published.items()},
         sources=tuple(
             _source(file, number, receipts, hashes) for number, file in enumerate(job.files)
         ),
-        settings=_lasting_settings(config),
+        settings=_portable_settings(config),
         versions={name: version(name) for name in ("stream-pretrain", "tokenizers", "zstandard")},
         notes={
-            "job": {**identity, "inputs": lasting_inputs(job, hashes)},
+            "job": {**identity, "inputs": portable_inputs(job, hashes)},
             "encoder": dict(receipts[0].encoder),
             "tallies": _tallies(job, receipts),
             "padding": padding,
@@ -55,23 +56,23 @@ def make_card(
                 for split in published.values()
                 for key, digest in split.documents.items()
             },
-            "bad_records": [_without_path(line, job.files) for line in bad],
+            "bad_records": [_without_path(line, job.files) for line in bad_records],
         },
     )
 
 
-def lasting_inputs(job: ConversionJob, hashes: Mapping[int, str]) -> dict[str, list[Any]]:
-    """What the card keeps of inputs: the same for a copy of the files elsewhere."""
+def portable_inputs(job: ConversionJob, hashes: Mapping[int, str]) -> dict[str, list[Any]]:
+    """Return what the card keeps of the inputs: the same for a copy of the files elsewhere."""
     return {
         file.label: [file.size, hashes.get(number, file.stamp)]
         for number, file in enumerate(job.files)
     }
 
 
-def _lasting_settings(config: BuildConfig) -> dict[str, Any]:
-    """The settings without the places of local files: a copy elsewhere gives the same card."""
-    settings = config.recorded()
-    settings["input"] = [lasting_name(value) for value in config.input]
+def _portable_settings(config: BuildConfig) -> dict[str, Any]:
+    """Return the settings without the directories of local files."""
+    settings = config.content_settings()
+    settings["input"] = [portable_name(value) for value in config.input]
     if Path(config.tokenizer).expanduser().exists():
         settings["tokenizer"] = Path(config.tokenizer).expanduser().resolve().name
     return settings
@@ -92,7 +93,7 @@ def _source(
 
 
 def _without_path(line: str, files: Sequence[InputFile]) -> str:
-    """A message with the file's label instead of its path."""
+    """Return a message with the file's label instead of its path."""
     for file in files:
         if not file.is_remote and line.startswith(f"{file.path},"):
             return file.label + line[len(file.path) :]
@@ -102,7 +103,7 @@ def _without_path(line: str, files: Sequence[InputFile]) -> str:
 def _tallies(job: ConversionJob, receipts: Sequence[PartReceipt]) -> dict[str, int]:
     total: dict[str, int] = {}
     for receipt in receipts:
-        for what, count in receipt.tallies.items():
-            total[what] = total.get(what, 0) + count
+        for name, count in receipt.tallies.items():
+            total[name] = total.get(name, 0) + count
     repeated = count_repeated_ids(job, receipts)
     return {**total, "repeated_ids": repeated} if repeated else total

@@ -1,6 +1,7 @@
-"""`convert-mds tokenizer`. In: text files. Out: a byte-level BPE in a directory.
+"""Train a byte-level BPE tokenizer: the work of `convert-mds tokenizer`.
 
-The same input gives the same file.
+Text files come in, and a directory with the tokenizer comes out. The same input gives the same
+file.
 """
 
 from __future__ import annotations
@@ -9,30 +10,33 @@ from collections.abc import Iterator
 
 from convert.config import TokenizerConfig
 from convert.encoding.byte_tokenizer import END_OF_TEXT, tokenizer_config
-from convert.inputs.document import BadRecords, Reading
+from convert.inputs.document import BadRecords, ReadOptions
 from convert.inputs.input_files import find_inputs
 from convert.inputs.read_task import read_task
-from convert.jobs.staging import check_out
-from convert.jobs.tasks import LARGEST_PART, plan_tasks
+from convert.inputs.tasks import LARGEST_PART, plan_tasks
+from convert.jobs.staging import check_output_path
 from stream_pretrain.errors import ConfigError, DataError
 from stream_pretrain.observe.console import Mode, Progress
 from stream_pretrain.storage.store import open_store
 
-LEAST_VOCABULARY = 257  # 256 bytes and end-of-text
+MIN_VOCAB_SIZE = 257  # 256 bytes and end-of-text
 TOKENIZER_JSON = "tokenizer.json"
 
 
 def train_tokenizer(config: TokenizerConfig, *, progress: Mode = "off") -> int:
-    """Train and write; the size of the vocabulary, which a small corpus may keep below the wish."""
+    """Train and write the tokenizer, and return the size of its vocabulary.
+
+    The size is below `vocab_size` where the text has too few merges.
+    """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-    if config.vocab_size < LEAST_VOCABULARY:
+    if config.vocab_size < MIN_VOCAB_SIZE:
         raise ConfigError(
-            f"--vocab_size {config.vocab_size}: must be at least {LEAST_VOCABULARY} (256 bytes and "
+            f"--vocab_size {config.vocab_size}: must be at least {MIN_VOCAB_SIZE} (256 bytes and "
             "end-of-text). Give more, or use --tokenizer byte."
         )
     store = open_store(config.out, config.storage)
-    check_out(store)
+    check_output_path(store)
     if store.head(TOKENIZER_JSON) is not None and not config.overwrite:
         raise ConfigError(
             f"--out {config.out}: holds a tokenizer. Choose another directory, or --overwrite."
@@ -53,19 +57,21 @@ def train_tokenizer(config: TokenizerConfig, *, progress: Mode = "off") -> int:
 
 
 def _texts(config: TokenizerConfig, progress: Mode) -> Iterator[str]:
-    files = find_inputs(config.input, form=config.format, storage=config.storage)
-    how = Reading(text_key=config.text_key, separator=config.separator, storage=config.storage)
-    found = False
+    files = find_inputs(config.input, file_format=config.format, storage=config.storage)
+    options = ReadOptions(
+        text_key=config.text_key, separator=config.separator, storage=config.storage
+    )
+    is_empty = True
     left = config.max_bytes
     total = sum(file.size for file in files)
     with Progress("read", total=total, unit="bytes", mode=progress) as bar:
         for task in plan_tasks(files, LARGEST_PART):
-            for document in read_task(task, files, how, BadRecords(can_skip=False)):
+            for document in read_task(task, files, options, BadRecords(can_skip=False)):
                 if document.text and (left is None or left > 0):
-                    found = True
+                    is_empty = False
                     left = None if left is None else left - len(document.text)
                     bar.advance(0, documents=1)
                     yield document.text
             bar.advance(task.size)
-    if not found:
+    if is_empty:
         raise DataError(f"--input {config.input[0]}: no text in it. Name files that hold text.")

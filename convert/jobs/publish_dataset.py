@@ -1,7 +1,8 @@
-"""All receipts -> a dataset. In: receipts in stream order. Out: the shards of the tails,
-provenance, tokenizer, `index.json`s and card, in that order.
+"""Join the parts of a conversion into a dataset.
 
-`dataset.json` is the last write: a directory without it is not a dataset. Does not read text.
+The receipts of all parts come in, in stream order. The shards of the tails, the provenance, the
+tokenizer and each `index.json` are written, in that order. `build` writes the card `dataset.json`
+last: a directory without it is not a dataset. No text is read here.
 """
 
 from __future__ import annotations
@@ -16,11 +17,10 @@ import pyarrow as pa
 from convert.inputs.document import TRAIN, VALIDATION
 from convert.jobs.conversion_job import ConversionJob
 from convert.jobs.part_receipts import PartReceipt, SplitReceipt
+from convert.jobs.part_writer import ids_key, spans_key, write_verified
 from convert.output.content_hash import RowsHash, hash_rows
 from convert.output.mds_shards import encode_shard, index_json
-from convert.output.part_writer import ids_key, pieces_key
-from convert.output.provenance import parquet_bytes, read_parquet_bytes, window
-from convert.output.verified_write import write_verified
+from convert.output.provenance import clip_spans, parquet_bytes, read_parquet_bytes
 from stream_pretrain.errors import DataError
 from stream_pretrain.schema import DOCUMENTS_DIR, INDEX_NAME, TOKENIZER_DIR, SplitCounts
 from stream_pretrain.storage.hashing import xxh3_128_of
@@ -29,8 +29,11 @@ ROWS_PER_PARQUET = 1 << 20
 
 
 def count_repeated_ids(job: ConversionJob, receipts: Sequence[PartReceipt]) -> int:
-    """Documents whose id an earlier one has, by hash; 8 bytes of memory a document. Without
-    `--id_key` ids are places, which do not repeat, and nothing is read."""
+    """Return how many documents have the id of an earlier one, compared by hash.
+
+    This takes 8 bytes of memory for each document. Without `--id_key` ids are positions, which do
+    not repeat, and nothing is read.
+    """
     keys = [ids_key(receipt.name) for receipt in receipts]
     named = [key for key, receipt in zip(keys, receipts, strict=True) if key in receipt.files]
     hashes = np.frombuffer(b"".join(job.store.read(key) for key in named), "<u8")
@@ -38,41 +41,46 @@ def count_repeated_ids(job: ConversionJob, receipts: Sequence[PartReceipt]) -> i
 
 
 @dataclass(frozen=True, kw_only=True)
-class Published:
-    """One split as the card and its index say."""
+class PublishedSplit:
+    """One published split, as the card and its index describe it."""
 
     counts: SplitCounts
     rows: RowsHash
     entries: Sequence[Mapping[str, Any]] = field(repr=False)
     padding: int = 0
     documents: Mapping[str, str] = field(default_factory=dict)
-    """xxh3-128 of the tables of provenance, by key."""
+    """The xxh3-128 of the tables of provenance, by key."""
 
 
-def gather_splits(
+def collect_splits(
     job: ConversionJob, receipts: Sequence[PartReceipt], *, expect_validation: bool
-) -> dict[str, Split]:
-    """What will be published, by split name; `DataError` where one would hold no sample."""
+) -> dict[str, SplitPublisher]:
+    """Return what will be published, by split name.
+
+    Raises `DataError` where a split would hold no sample.
+    """
     names = {name for receipt in receipts for name in receipt.splits}
     names |= {TRAIN, *([VALIDATION] if expect_validation else [])}
-    splits = {name: Split(job, name, receipts) for name in sorted(names)}
+    splits = {name: SplitPublisher(job, name, receipts) for name in sorted(names)}
     for split in splits.values():
         split.check()
     return splits
 
 
-def publish_splits(job: ConversionJob, splits: Mapping[str, Split]) -> dict[str, Published]:
-    """Write everything but the card; `Published` by split name."""
+def publish_splits(
+    job: ConversionJob, splits: Mapping[str, SplitPublisher]
+) -> dict[str, PublishedSplit]:
+    """Write everything but the card; return the published splits by name."""
     published = {name: split.publish() for name, split in splits.items()}
     for name, data in job.vocabulary.files.items():
         write_verified(job.store, f"{TOKENIZER_DIR}/{name}", data)
-    for name, done in published.items():
-        write_verified(job.store, f"{name}/{INDEX_NAME}", index_json(done.entries))
+    for name, split in published.items():
+        write_verified(job.store, f"{name}/{INDEX_NAME}", index_json(split.entries))
     return published
 
 
-class Split:
-    """One split of all parts."""
+class SplitPublisher:
+    """Publishes one split of all parts."""
 
     def __init__(self, job: ConversionJob, name: str, receipts: Sequence[PartReceipt]) -> None:
         self._job, self._name = job, name
@@ -81,34 +89,34 @@ class Split:
         ]
         tails = [split.tail for _, split in self._parts]
         self._tail = np.concatenate(tails) if tails else np.empty(0, np.uint32)
-        self._tail_rows = len(self._tail) // job.shards.row_ids
+        self._tail_rows = len(self._tail) // job.shard_format.row_ids
         self._part_rows = sum(split.rows.rows for _, split in self._parts)
         self._documents: dict[str, str] = {}
 
     def check(self) -> None:
-        """A split without a sample is no split."""
+        """Raise `DataError` for a split without a sample."""
         if self._part_rows + self._tail_rows:
             return
         tokens = sum(split.tokens for _, split in self._parts)
         raise DataError(
             f"{self._name}: the input gives {tokens} tokens, and one sample takes "
-            f"{self._job.shards.row_ids}. Nothing was published. Give more text, a smaller "
+            f"{self._job.shard_format.row_ids}. Nothing was published. Give more text, a smaller "
             "--seq_len, or another --validation."
         )
 
-    def publish(self) -> Published:
-        """Write the tail's shards and the provenance."""
-        row_ids, per_shard = self._job.shards.row_ids, self._job.shards.rows_per_shard
+    def publish(self) -> PublishedSplit:
+        """Write the shards of the tails and the provenance."""
+        row_ids, per_shard = self._job.shard_format.row_ids, self._job.shard_format.rows_per_shard
         entries = [entry for _, split in self._parts for entry in split.entries]
         rows = self._tail[: self._tail_rows * row_ids].reshape(-1, row_ids)
         for number, begin in enumerate(range(0, len(rows), per_shard)):
             part = rows[begin : begin + per_shard]
-            shard = encode_shard(part, self._job.shards, f"tail-{number:03}")
+            shard = encode_shard(part, self._job.shard_format, f"tail-{number:03}")
             write_verified(self._job.store, f"{self._name}/{shard.name}", shard.data)
             entries.append(shard.entry)
         total = RowsHash()
         for _, split in self._parts:
-            total = total.then(split.rows)
+            total = total.concat(split.rows)
         self._publish_documents()
         counts = SplitCounts(
             documents=sum(split.documents for _, split in self._parts),
@@ -117,9 +125,9 @@ class Split:
             dropped_tokens=len(self._tail) - rows.size,
             text_bytes=sum(split.text_bytes for _, split in self._parts),
         )
-        return Published(
+        return PublishedSplit(
             counts=counts,
-            rows=total.then(hash_rows(rows)),
+            rows=total.concat(hash_rows(rows)),
             entries=entries,
             padding=sum(split.padding for _, split in self._parts),
             documents=self._documents,
@@ -144,16 +152,16 @@ class Split:
         self._documents[key] = xxh3_128_of(data)
 
     def _tables(self) -> Iterator[pa.Table]:
-        """Pieces in stream order: those in the parts' rows, then those in the tails' rows."""
-        row_ids = self._job.shards.row_ids
+        """Yield the spans in stream order: those of the parts' rows, then those of the tails."""
+        row_ids = self._job.shard_format.row_ids
         base = 0
         tails: list[pa.Table] = []
         tail_base, end = self._part_rows * row_ids, (self._part_rows + self._tail_rows) * row_ids
         for part, split in self._parts:
-            table = read_parquet_bytes(self._job.store.read(pieces_key(part, self._name)))
+            table = read_parquet_bytes(self._job.store.read(spans_key(part, self._name)))
             in_rows = split.rows.rows * row_ids
-            yield window(table, 0, in_rows, base)
+            yield clip_spans(table, 0, in_rows, base)
             in_tail = min(len(split.tail), end - tail_base)
-            tails.append(window(table, in_rows, in_rows + in_tail, tail_base))
+            tails.append(clip_spans(table, in_rows, in_rows + in_tail, tail_base))
             base, tail_base = base + in_rows, tail_base + in_tail
         yield from tails
