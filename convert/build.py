@@ -206,7 +206,7 @@ def run(
     ) as bar:
         bar.start_from(_size_done(tasks, before))
         if receipts:
-            bar.say(f"{len(receipts)} finished parts are kept")
+            bar.print_line(f"{len(receipts)} finished parts are kept")
 
         def count(size: int, documents: int, tokens: int) -> None:
             bar.advance(size, documents=documents, tokens=tokens)

@@ -240,7 +240,7 @@ def test_help_lists_every_key_and_leaves(capsys: pytest.CaptureFixture[str]) -> 
 )
 def test_a_span_is_steps_tokens_or_a_fraction(value: Any, span: TrainingDuration) -> None:
     assert parse_training_duration(value) == span
-    assert parse_training_duration(span.plain()) == span
+    assert parse_training_duration(span.to_yaml()) == span
 
 
 @pytest.mark.parametrize("value", ["20M", "101%", 1.5, -1, True, None, "x tokens", ""])

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from stream_pretrain.errors import StorageError
-from stream_pretrain.observe.jsonl import MetricsFile, read_events, remove_torn_tail
+from stream_pretrain.observe.jsonl import MetricsFile, read_events, remove_incomplete_line
 
 
 @pytest.fixture
@@ -111,11 +111,11 @@ def test_appending_after_a_kill_does_not_join_two_lines(tmp_path: Path) -> None:
 def test_a_torn_tail_longer_than_one_read_is_removed(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_bytes(b"{}\n" + b"x" * 200_000)
-    assert remove_torn_tail(path) == 200_000
+    assert remove_incomplete_line(path) == 200_000
     assert path.read_bytes() == b"{}\n"
     path.write_bytes(b"x" * 200_000)
-    assert remove_torn_tail(path) == 200_000
-    assert remove_torn_tail(tmp_path / "absent") == 0
+    assert remove_incomplete_line(path) == 200_000
+    assert remove_incomplete_line(tmp_path / "absent") == 0
 
 
 def test_a_kill_before_the_rename_leaves_the_old_file(
