@@ -12,7 +12,7 @@ import pytest
 
 from stream_pretrain.audit.report import write_report
 from stream_pretrain.audit.report_data import read_report_data, smooth
-from stream_pretrain.audit.report_page import DataSources, page
+from stream_pretrain.audit.report_page import ReportSources, page
 from stream_pretrain.errors import DataError
 from stream_pretrain.observe.events import (
     StepRecord,
@@ -167,7 +167,7 @@ def test_the_time_is_accounted_for_to_the_last_second() -> None:
     assert spent["evaluation"] == pytest.approx(4.0)
     assert spent["saving"] == pytest.approx(1.0)
     assert spent["not running"] == pytest.approx(30.0 + 6.0)
-    assert sum(spent.values()) == pytest.approx(history.span_s) == pytest.approx(81.0)
+    assert sum(spent.values()) == pytest.approx(history.total_s) == pytest.approx(81.0)
 
 
 def test_sessions_epochs_and_skipped_updates_are_found() -> None:
@@ -190,13 +190,13 @@ def test_a_run_that_goes_on_is_reported_as_far_as_it_came(tmp_path: Path) -> Non
     assert write_report(open_store(run), out) == str(out)
     assert not (run / "report.html").exists()
     text = check(out.read_text())
-    assert "Running, or killed: last heard of on 1970-01-01 00:01:48, at step 4." in text
+    assert "Running, or killed: last event on 1970-01-01 00:01:48, at step 4." in text
     assert "still running, or killed" in text
 
 
 @pytest.mark.parametrize("length", [0, 1, 2])
 def test_a_run_that_hardly_began_is_no_error(length: int) -> None:
-    check(page(read_report_data(a_run()[:length]), DataSources(location="x")))
+    check(page(read_report_data(a_run()[:length]), ReportSources(location="x")))
 
 
 def test_events_without_the_usual_fields_are_no_error() -> None:
@@ -207,14 +207,14 @@ def test_events_without_the_usual_fields_are_no_error() -> None:
         {"event": "of a later version", "step": 1},
         {"event": "stop", "step": 1},
     ]
-    check(page(read_report_data(events), DataSources(location="x")))
-    check(page(read_report_data(events[1:]), DataSources(location="x")))
+    check(page(read_report_data(events), ReportSources(location="x")))
+    check(page(read_report_data(events[1:]), ReportSources(location="x")))
 
 
 def test_a_long_run_has_a_page_that_is_not_long() -> None:
     events = [start_event(step=0, time=0.0)]
     events += [step(n, 2.0 * n, loss=5.0 + math.sin(n)) for n in range(1, 20_001)]
-    html = page(read_report_data(events), DataSources(location="x"))
+    html = page(read_report_data(events), ReportSources(location="x"))
     check(html)
     assert len(html) < 1_000_000
     assert "Loss from step 4,001" in html
