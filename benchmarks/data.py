@@ -27,11 +27,12 @@ from typing import Any
 import numpy as np
 import torch
 
+from stream_pretrain.data.cache.cache_setup import ShardSource
 from stream_pretrain.data.epoch_stream import EpochStream, LoaderSettings
-from stream_pretrain.data.index import read_index
-from stream_pretrain.data.position import EpochClock
-from stream_pretrain.data.shard_dataset import open_dataset
-from stream_pretrain.data.shard_stream import ReadSettings, ShardSource
+from stream_pretrain.data.fetching.shard_stream import ReadSettings
+from stream_pretrain.data.reading.shard_dataset import open_dataset
+from stream_pretrain.data.sample_order.position import EpochClock
+from stream_pretrain.mds.index import read_index
 from stream_pretrain.order import Order, samples_drawn
 from stream_pretrain.storage.store import open_store
 from stream_pretrain.units import parse_count

@@ -33,7 +33,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stream_pretrain.data.epoch_order import partitioned_ids
+from stream_pretrain.data.sample_order.epoch_order import partitioned_ids
 from stream_pretrain.order import Order, canonical_nodes, samples_drawn
 from stream_pretrain.units import parse_count
 

@@ -15,13 +15,16 @@ import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from types import FrameType
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from stream_pretrain.errors import ConfigError, StreamPretrainError
 
 if TYPE_CHECKING:
+    from stream_pretrain.config.types import Section
     from stream_pretrain.schema import Card
+    from stream_pretrain.storage.store import Store
 
+OptionsT = TypeVar("OptionsT", bound="Section")
 PROGRAM = "convert-mds"
 STOPPED = 75
 USAGE = f"""\
@@ -184,19 +187,12 @@ def _print_card(card: Card, out: str, *, was_there: bool) -> None:
 
 
 def _verify(words: list[str]) -> int:
-    from convert.config import DatasetConfig, VerifyOptions
-    from stream_pretrain.config.load_config import load_config
+    from convert.config import VerifyOptions
 
-    location, rest = _location(words, "verify")
-    loaded = load_config(
-        rest, model=DatasetConfig, program=f"{PROGRAM} verify DATASET", options=VerifyOptions
-    )
-    options = loaded.options
-    assert isinstance(options, VerifyOptions)
+    store, options = _dataset(words, "verify", VerifyOptions)
     from convert.checks.verify_dataset import verify
-    from stream_pretrain.storage.store import open_store
 
-    report = verify(open_store(location, loaded.config.storage), fast=options.fast)
+    report = verify(store, fast=options.fast)
     if options.json_output:
         print(json.dumps(report.to_plain()))
     else:
@@ -205,23 +201,27 @@ def _verify(words: list[str]) -> int:
 
 
 def _inspect(words: list[str]) -> int:
-    from convert.config import DatasetConfig, InspectOptions
-    from stream_pretrain.config.load_config import load_config
+    from convert.config import InspectOptions
 
-    location, rest = _location(words, "inspect")
-    loaded = load_config(
-        rest, model=DatasetConfig, program=f"{PROGRAM} inspect DATASET", options=InspectOptions
-    )
-    options = loaded.options
-    assert isinstance(options, InspectOptions)
+    store, options = _dataset(words, "inspect", InspectOptions)
     from convert.checks.inspect_dataset import inspect
-    from stream_pretrain.storage.store import open_store
 
-    view = inspect(
-        open_store(location, loaded.config.storage), split=options.split, samples=options.samples
-    )
+    view = inspect(store, split=options.split, samples=options.samples)
     print(json.dumps(view.to_plain()) if options.json_output else "\n".join(view.lines()))
     return 0
+
+
+def _dataset(words: list[str], command: str, options: type[OptionsT]) -> tuple[Store, OptionsT]:
+    """The dataset that a command reads, and the command's options."""
+    from convert.config import DatasetConfig
+    from stream_pretrain.config.load_config import load_config
+    from stream_pretrain.storage.store import open_store
+
+    location, rest = _location(words, command)
+    program = f"{PROGRAM} {command} DATASET"
+    loaded = load_config(rest, model=DatasetConfig, program=program, options=options)
+    assert isinstance(loaded.options, options)
+    return open_store(location, loaded.config.storage), loaded.options
 
 
 def _location(words: list[str], command: str) -> tuple[str, list[str]]:

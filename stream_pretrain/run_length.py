@@ -43,14 +43,6 @@ def schedule_steps(
                 "max_epochs, or use constant or inverse_sqrt",
             )
         )
-    if schedule.min_lr > config.optimizer.lr:
-        faults.append(
-            Fault(
-                path="schedule.min_lr",
-                found=str(schedule.min_lr),
-                remedy=f"must be at most optimizer.lr {config.optimizer.lr}",
-            )
-        )
     steps: list[int | None] = []
     periods = (("schedule.warmup", schedule.warmup), ("schedule.decay", schedule.decay))
     for path, period in periods:

@@ -15,6 +15,7 @@ import numpy as np
 from convert.checks.sidecar_checks import read_documents
 from convert.checks.verify_dataset import UNREADABLE, read_card, read_index, read_rows
 from stream_pretrain.errors import DataError
+from stream_pretrain.mds.index import Shard
 from stream_pretrain.schema import DOCUMENTS_DIR, TOKENIZER_DIR, Card
 from stream_pretrain.storage.store import Store
 
@@ -103,15 +104,15 @@ def inspect(store: Store, *, split: str = "train", samples: int = 2) -> DatasetO
         raise DataError(
             f"{store.location}: no split {split!r}. Choose one of {', '.join(card.splits)}."
         )
-    entries = read_index(store, split)
+    shards = read_index(store, split)
     tokens = _document_tokens(store, split)
     return DatasetOverview(
         card=card,
         split=split,
-        shards=len(entries),
+        shards=len(shards),
         lengths=_bins(tokens),
         quantiles=_quantiles(tokens),
-        samples=_decoded(store, card, split, entries, samples),
+        samples=_decoded(store, card, split, shards, samples),
     )
 
 
@@ -150,7 +151,7 @@ def _quantiles(tokens: Any) -> dict[str, int]:
 
 
 def _decoded(
-    store: Store, card: Card, split: str, entries: Sequence[Mapping[str, Any]], number: int
+    store: Store, card: Card, split: str, shards: Sequence[Shard], number: int
 ) -> list[str]:
     from tokenizers import Tokenizer
 
@@ -158,7 +159,7 @@ def _decoded(
         return []
     tokenizer = Tokenizer.from_str(store.read(f"{TOKENIZER_DIR}/tokenizer.json").decode())
     try:
-        rows = read_rows(store, split, entries[0], card)[:number]
+        rows = read_rows(store, split, shards[0], card)[:number]
     except UNREADABLE as error:
         raise DataError(
             f"{store.url(split)}: the first shard cannot be read ({error}). "

@@ -13,12 +13,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
-import zstandard
 
 from convert.checks.sidecar_checks import document_faults, tokenizer_faults
 from convert.inputs.mds_reader import shard_layout
 from convert.output.content_hash import RowsHash, content_hash, hash_rows
 from stream_pretrain.errors import DataError, StorageError
+from stream_pretrain.mds.decompress import unpack_shard
+from stream_pretrain.mds.index import Shard, ShardFile, parse_shard, refuse_name_that_leads_out
 from stream_pretrain.schema import (
     CARD_NAME,
     INDEX_NAME,
@@ -29,7 +30,7 @@ from stream_pretrain.storage.hashing import hash_of, is_known
 from stream_pretrain.storage.store import Store
 
 SHARDS_AT_ONCE = 4
-UNREADABLE = (ValueError, KeyError, IndexError, TypeError, zstandard.ZstdError)
+UNREADABLE = (ValueError, KeyError, IndexError, TypeError)
 """What reading a shard that is none may raise."""
 
 
@@ -82,16 +83,16 @@ def verify(store: Store, *, fast: bool = False) -> Report:
     hashes: dict[str, RowsHash] = {}
     shards = size = 0
     for name in card.splits:
-        entries = read_index(store, name)
-        faults += _stray_shards(name, entries, sizes)
-        checked = list(_check_shards(store, card, name, entries, sizes, fast=fast))
+        listed = read_index(store, name)
+        faults += _stray_shards(name, listed, sizes)
+        checked = list(_check_shards(store, card, name, listed, sizes, fast=fast))
         faults += [fault for shard in checked for fault in shard.faults]
         total = RowsHash()
         for shard in checked:
             total = total.then(shard.rows)
             size += shard.size
         hashes[name] = total
-        shards += len(entries)
+        shards += len(listed)
         faults += _check_counts(store, card, name, total.rows)
         faults += [] if fast else list(document_faults(store, card, name, sizes))
     faults += list(tokenizer_faults(store, card))
@@ -119,69 +120,49 @@ def read_card(store: Store) -> Card:
         ) from error
 
 
-def read_index(store: Store, split: str) -> list[dict[str, Any]]:
-    """The entries of a split's `index.json`."""
+def read_index(store: Store, split: str) -> list[Shard]:
+    """The shards that a split's `index.json` lists; it may list none."""
     key = f"{split}/{INDEX_NAME}"
     try:
-        entries: list[dict[str, Any]] = json.loads(store.read(key))["shards"]
+        entries = json.loads(store.read(key))["shards"]
     except (ValueError, KeyError, TypeError) as error:
         raise DataError(
             f"{store.url(key)}: not an MDS index ({error}). Convert the dataset again."
         ) from error
     if not isinstance(entries, list):
         raise DataError(f"{store.url(key)}: not an MDS index. Convert the dataset again.")
-    for number, entry in enumerate(entries):
-        _check_entry(entry, f"{store.url(key)}: shard {number}")
-    return entries
+    return [_parse(entry, f"{store.url(key)}: shard {i}") for i, entry in enumerate(entries)]
 
 
-def _check_entry(entry: Any, place: str) -> None:
+def _parse(entry: Any, where: str) -> Shard:
     """`DataError` for an entry that cannot be followed, or that leads out of the dataset."""
+    if isinstance(entry, dict):
+        for file in (entry.get("raw_data"), entry.get("zip_data")):
+            if isinstance(file, dict) and isinstance(file.get("basename"), str):
+                refuse_name_that_leads_out(file["basename"], where)
     try:
-        int(entry["samples"])
-        packed = [] if entry["zip_data"] is None else [entry["zip_data"]]
-        for file in (entry["raw_data"], *packed):
-            int(file["bytes"])
-            _check_name(file["basename"], place)
-            unknown = [name for name in file["hashes"] if not is_known(name)]
-            if unknown:
-                raise ValueError(f"unknown hash {unknown[0]!r}")
-    except (KeyError, TypeError, ValueError) as error:
+        shard = parse_shard(entry, "shard")
+        for name in {*shard.raw.hashes, *shard.fetched.hashes}:
+            if not is_known(name):
+                raise DataError(f"unknown hash {name!r}")
+    except DataError as error:
+        reason = str(error).rstrip(".")
         raise DataError(
-            f"{place}: malformed entry ({type(error).__name__}: {error}). Convert the dataset "
-            "again."
+            f"{where}: malformed entry ({reason}). Convert the dataset again."
         ) from error
+    return shard
 
 
-def _check_name(name: Any, place: str) -> None:
-    if not isinstance(name, str):
-        raise TypeError(f"basename {name!r}")
-    parts = name.replace("\\", "/").split("/")
-    if any(part in ("", ".", "..") for part in parts):
-        raise DataError(
-            f"{place}: {name!r} leads out of the dataset's directory. Do not use this dataset; "
-            "somebody may have tampered with it."
-        )
-
-
-def shard_file(entry: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Name, size and hashes of the file that is stored."""
-    stored: Mapping[str, Any] = entry["zip_data"] or entry["raw_data"]
-    return stored
-
-
-def read_rows(store: Store, split: str, entry: Mapping[str, Any], card: Card) -> Any:
+def read_rows(store: Store, split: str, shard: Shard, card: Card) -> Any:
     """The rows [N, seq_len + 1] of one shard; one of `UNREADABLE` where they cannot be."""
-    raw = unpacked(store.read(f"{split}/{shard_file(entry)['basename']}"), entry)
-    return rows_of(raw, card)
+    return rows_of(_unpacked(store.read(f"{split}/{shard.fetched.name}"), shard), card)
 
 
-def unpacked(data: bytes, entry: Mapping[str, Any]) -> bytes:
-    """A shard's bytes as its format describes them."""
-    if entry["zip_data"] is None:
-        return data
-    limit = int(entry["raw_data"]["bytes"])
-    return zstandard.ZstdDecompressor().decompress(data, max_output_size=limit)
+def _unpacked(data: bytes, shard: Shard) -> bytes:
+    try:
+        return unpack_shard(data, shard.compression, limit=shard.raw.size, place="shard")
+    except StorageError as error:
+        raise ValueError(str(error).rstrip(".")) from error
 
 
 def rows_of(raw: bytes, card: Card) -> Any:
@@ -201,68 +182,66 @@ def _check_shards(
     store: Store,
     card: Card,
     split: str,
-    entries: Sequence[Mapping[str, Any]],
+    shards: Sequence[Shard],
     sizes: Mapping[str, int],
     *,
     fast: bool,
 ) -> Iterator[_Checked]:
-    def check(entry: Mapping[str, Any]) -> _Checked:
-        stored = shard_file(entry)
-        key = f"{split}/{stored['basename']}"
+    def check(shard: Shard) -> _Checked:
+        key = f"{split}/{shard.fetched.name}"
         size = sizes.get(key)
-        if size != stored["bytes"]:
+        if size != shard.fetched.size:
             found = "absent" if size is None else f"{size} bytes"
-            fault = f"{store.url(key)}: {found}, index.json says {stored['bytes']} bytes."
-            return _failed(entry, fault, *_wrong_twin(store, split, entry, sizes, fast=fast))
-        checked = _failed(entry) if fast else _check_shard(store, card, key, entry)
-        twin = _wrong_twin(store, split, entry, sizes, fast=fast)
+            fault = f"{store.url(key)}: {found}, index.json says {shard.fetched.size} bytes."
+            return _failed(shard, fault, *_wrong_twin(store, split, shard, sizes, fast=fast))
+        checked = _failed(shard) if fast else _check_shard(store, card, key, shard)
+        twin = _wrong_twin(store, split, shard, sizes, fast=fast)
         return replace(checked, faults=(*checked.faults, *twin))
 
     with ThreadPoolExecutor(SHARDS_AT_ONCE) as pool:
-        yield from pool.map(check, entries)
+        yield from pool.map(check, shards)
 
 
 def _wrong_twin(
     store: Store,
     split: str,
-    entry: Mapping[str, Any],
+    shard: Shard,
     sizes: Mapping[str, int],
     *,
     fast: bool,
 ) -> Iterator[str]:
     """Faults of the decompressed shard that StreamingDataset leaves beside the stored one where it
     reads a dataset in place."""
-    raw = entry["raw_data"]
-    key = f"{split}/{raw['basename']}"
-    if entry["zip_data"] is None or key not in sizes:
+    key = f"{split}/{shard.raw.name}"
+    if shard.packed is None or key not in sizes:
         return
     remedy = "Delete this decompressed copy."
-    if sizes[key] != raw["bytes"]:
-        yield f"{store.url(key)}: {sizes[key]} bytes, index.json says {raw['bytes']}. {remedy}"
+    if sizes[key] != shard.raw.size:
+        yield f"{store.url(key)}: {sizes[key]} bytes, index.json says {shard.raw.size}. {remedy}"
     elif not fast:
-        for fault in _wrong_hashes(store.url(key), store.read(key), raw):
+        for fault in _wrong_hashes(store.url(key), store.read(key), shard.raw):
             yield f"{fault} {remedy}"
 
 
-def _failed(entry: Mapping[str, Any], *faults: str) -> _Checked:
+def _failed(shard: Shard, *faults: str) -> _Checked:
     """A shard whose rows were not read; counted as its entry says."""
-    return _Checked(rows=RowsHash(rows=int(entry["samples"])), size=0, faults=faults)
+    return _Checked(rows=RowsHash(rows=shard.samples), size=0, faults=faults)
 
 
-def _check_shard(store: Store, card: Card, key: str, entry: Mapping[str, Any]) -> _Checked:
+def _check_shard(store: Store, card: Card, key: str, shard: Shard) -> _Checked:
     url = store.url(key)
     data = store.read(key)
-    faults = list(_wrong_hashes(url, data, shard_file(entry)))
+    faults = list(_wrong_hashes(url, data, shard.fetched))
     if faults:
-        return _failed(entry, *faults)
+        return _failed(shard, *faults)
     try:
-        raw = unpacked(data, entry)
-        faults += _wrong_hashes(url, raw, entry["raw_data"])
+        raw = _unpacked(data, shard)
+        faults += _wrong_hashes(url, raw, shard.raw)
         rows = rows_of(raw, card)
     except UNREADABLE as error:
-        return _failed(entry, f"{url}: no MDS shard of this dataset ({error}).")
-    if len(rows) != entry["samples"]:
-        faults.append(f"{url}: {len(rows)} samples, index.json says {entry['samples']}.")
+        return _failed(shard, f"{url}: no MDS shard of this dataset ({error}).")
+    if len(rows) != shard.samples:
+        faults.append(f"{url}: {len(rows)} samples, index.json says {shard.samples}.")
     largest = int(rows.max(initial=0))
     if largest >= card.vocab_size:
         row = int(np.argmax(rows.max(axis=1) >= card.vocab_size))
@@ -270,20 +249,18 @@ def _check_shard(store: Store, card: Card, key: str, entry: Mapping[str, Any]) -
     return _Checked(rows=hash_rows(rows), size=len(data), faults=tuple(faults))
 
 
-def _wrong_hashes(url: str, data: bytes, stored: Mapping[str, Any]) -> Iterator[str]:
-    for algorithm, expected in stored["hashes"].items():
+def _wrong_hashes(url: str, data: bytes, file: ShardFile) -> Iterator[str]:
+    for algorithm, expected in file.hashes.items():
         found = hash_of(algorithm, data)
         if found != expected:
             yield f"{url}: {algorithm} is {found}, index.json says {expected}: damaged."
 
 
-def _stray_shards(
-    split: str, entries: Sequence[Mapping[str, Any]], sizes: Mapping[str, int]
-) -> list[str]:
+def _stray_shards(split: str, shards: Sequence[Shard], sizes: Mapping[str, int]) -> list[str]:
     known = {
-        f"{split}/{file['basename']}"
-        for entry in entries
-        for file in (entry["raw_data"], entry["zip_data"])
+        f"{split}/{file.name}"
+        for shard in shards
+        for file in (shard.raw, shard.packed)
         if file is not None
     }
     return [

@@ -17,12 +17,12 @@ import zstandard
 from convert.inputs.input_files import InputFile
 from stream_pretrain.config.sections import StorageConfig
 from stream_pretrain.errors import DataError
+from stream_pretrain.mds.decompress import ZstdFrames
 from stream_pretrain.storage.store import Store, open_store
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
 
-ZSTD_BYTES = 1 << 17
 RANGE_BYTES = 8 << 20
 
 
@@ -109,38 +109,3 @@ class Unpacked:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-class ZstdFrames:
-    """Decompresses all frames of a file and says when the last one is cut off.
-
-    The library's own reader just ends there.
-    """
-
-    def __init__(self, raw: BinaryIO) -> None:
-        self._raw = raw
-        self._frame: zstandard.ZstdDecompressionObj | None = None
-        self._rest = b""
-
-    def read(self, size: int = -1) -> bytes:
-        """The next decompressed bytes, at least `size` of them unless the file ends."""
-        pieces: list[bytes] = []
-        count = 0
-        while size < 0 or count < size:
-            data = self._rest or self._raw.read(ZSTD_BYTES)
-            self._rest = b""
-            if not data:
-                if self._frame is not None:
-                    raise EOFError("the last zstd frame is cut off")
-                break
-            if self._frame is None:
-                self._frame = zstandard.ZstdDecompressor().decompressobj()
-            pieces.append(self._frame.decompress(data))
-            count += len(pieces[-1])
-            if self._frame.eof:
-                self._rest, self._frame = self._frame.unused_data, None
-        return b"".join(pieces)
-
-    def close(self) -> None:
-        """Close the file."""
-        self._raw.close()

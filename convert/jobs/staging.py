@@ -6,7 +6,6 @@ never mixed: an output that belongs to another job is refused with the differenc
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import shutil
@@ -22,6 +21,7 @@ from stream_pretrain.errors import ConfigError, DataError, OwnerError, StorageEr
 from stream_pretrain.schema import CARD_NAME, INDEX_NAME, Card
 from stream_pretrain.storage.store import Store
 from stream_pretrain.storage.transfer import TEMPORARY_SUFFIX
+from stream_pretrain.system.file_lock import try_lock
 
 JOB_KEY = f"{STAGING}/job.json"
 LOCK_KEY = f"{STAGING}/lock"
@@ -141,30 +141,28 @@ def owned(store: Store) -> Iterator[None]:
     made = [path for path in (store.path, *store.path.parents) if not path.exists()]
     try:
         (store.path / STAGING).mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(store.path / LOCK_KEY, os.O_RDWR | os.O_CREAT)
+        descriptor = try_lock(store.path / LOCK_KEY, mode=0o666)
     except OSError as error:
         raise StorageError(
             f"--out {store.location}: cannot be written ({error.strerror}). Choose another "
             "directory, or let this user write to it.",
             "denied",
         ) from error
+    if descriptor is None:
+        raise OwnerError(
+            f"{store.location}: another convert-mds writes to it. Wait for it, or stop it."
+        )
     try:
+        yield
+    finally:
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise OwnerError(
-                f"{store.location}: another convert-mds writes to it. Wait for it, or stop it."
-            ) from error
-        try:
-            yield
-        finally:
             if not (store.path / JOB_KEY).exists():  # nothing staged: leave no trace
                 shutil.rmtree(store.path / STAGING, ignore_errors=True)
                 with suppress(OSError):  # the first that holds something
                     for path in made:
                         path.rmdir()
-    finally:
-        os.close(descriptor)
+        finally:
+            os.close(descriptor)
 
 
 @contextmanager

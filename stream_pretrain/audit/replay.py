@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 from stream_pretrain.audit.run_history import Phase, RunHistory
 from stream_pretrain.checkpoint.state import TrainState
-from stream_pretrain.data.digest import EMPTY_DIGEST, as_unsigned, chain, step_sum
 from stream_pretrain.data.epoch_stream import EpochStream, LoaderSettings
-from stream_pretrain.data.position import EpochClock
+from stream_pretrain.data.sample_order.digest import EMPTY_DIGEST, as_unsigned, chain, step_sum
+from stream_pretrain.data.sample_order.position import EpochClock
 from stream_pretrain.train.datasets import training_dataset
 
 

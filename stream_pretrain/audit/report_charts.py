@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from stream_pretrain.audit.report_data import ReportData, smooth
 from stream_pretrain.audit.svg_chart import Marker, Series, line_chart
-from stream_pretrain.observe.redaction import redact
+from stream_pretrain.redaction import redact
 
 _WIDE, _NARROW = (1000, 300), (358, 250)
 _MAX_EPOCH_MARKERS = 30

@@ -17,7 +17,7 @@ from typing import Any
 from stream_pretrain.audit.report_charts import charts
 from stream_pretrain.audit.report_data import ReportData, Session
 from stream_pretrain.audit.svg_chart import CHART_STYLE
-from stream_pretrain.observe.redaction import redact
+from stream_pretrain.redaction import redact
 from stream_pretrain.units import format_count, format_duration
 
 _BAR_COLORS = 8

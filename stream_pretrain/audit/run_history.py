@@ -17,8 +17,8 @@ from stream_pretrain.checkpoint.state import TrainState
 from stream_pretrain.config.load_config import config_of
 from stream_pretrain.config.sections import Config, StorageConfig
 from stream_pretrain.config.yaml import parse_document
-from stream_pretrain.data.fingerprint import fingerprint
-from stream_pretrain.data.world_check import library_version
+from stream_pretrain.data.node.world_check import library_version
+from stream_pretrain.data.sample_order.fingerprint import fingerprint
 from stream_pretrain.errors import DataError
 from stream_pretrain.model.litgpt_model import model_facts
 from stream_pretrain.plan import Plan, plan

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from stream_pretrain.audit.run_history import Phase, RunHistory
-from stream_pretrain.data.epoch_order import epoch_steps
+from stream_pretrain.data.sample_order.epoch_order import epoch_steps
 from stream_pretrain.errors import DataError
 from stream_pretrain.schema import DOCUMENTS_DIR
 from stream_pretrain.train.data_sources import DataSource

@@ -17,7 +17,7 @@ from stream_pretrain.audit.run_history import Phase, read_run_history
 from stream_pretrain.checkpoint.checkpoint_dir import CheckpointDir
 from stream_pretrain.checkpoint.state import TrainState
 from stream_pretrain.config.sections import StorageConfig
-from stream_pretrain.data.fetch_shard import FetchSettings, fetch_shard
+from stream_pretrain.data.fetching.fetch_shard import FetchSettings, fetch_shard
 from stream_pretrain.errors import (
     ConfigError,
     DataError,

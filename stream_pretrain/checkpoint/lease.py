@@ -8,7 +8,6 @@ stop anybody: `confirm` raises where the owner is about to publish.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import threading
@@ -23,12 +22,11 @@ from typing import TypeAlias
 from stream_pretrain.checkpoint.process import Process, is_alive, this_process
 from stream_pretrain.errors import OwnerError, StorageError
 from stream_pretrain.storage.store import Store
+from stream_pretrain.system.file_lock import OWNER_EXIT_SECONDS, try_lock, wait_for
 from stream_pretrain.units import format_duration
 
 LEASE_NAME = "lease.json"
 LEASE_SECONDS = 60.0
-DYING_SECONDS = 3.0
-"""A killed process keeps its locks until the kernel has taken it apart; a restart may be faster."""
 RENEWALS_PER_LEASE = 4
 Say: TypeAlias = "Callable[[str], None]"
 
@@ -102,19 +100,6 @@ def _refusal(run: Store, owner: Owner | None) -> OwnerError:
     )
 
 
-def _lock(descriptor: int) -> None:
-    """Take the lock; BlockingIOError when another process still has it after `DYING_SECONDS`."""
-    until = time.monotonic() + DYING_SECONDS
-    while True:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return
-        except BlockingIOError:
-            if time.monotonic() >= until:
-                raise
-            time.sleep(0.05)
-
-
 @dataclass(kw_only=True)
 class LocalLease(Lease):
     """An exclusive lock on `lease.json`, which names the owner."""
@@ -127,16 +112,14 @@ class LocalLease(Lease):
         """Lock the file, or say who has it."""
         run.path.mkdir(parents=True, exist_ok=True)
         path = run.path / LEASE_NAME
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        descriptor = try_lock(path, wait_s=OWNER_EXIT_SECONDS, mode=0o644)
+        if descriptor is None:
+            raise _refusal(run, Owner.from_json(path.read_bytes()))
         try:
-            _lock(descriptor)
             before = Owner.from_json(path.read_bytes())
             if before is not None and not before.released:
                 say(f"{run.url()}: taken over from {before}, which is gone.")
             cls._write(descriptor, new_owner())
-        except BlockingIOError:
-            os.close(descriptor)
-            raise _refusal(run, Owner.from_json(path.read_bytes())) from None
         except BaseException:
             os.close(descriptor)
             raise
@@ -261,25 +244,14 @@ def _held(run: Store) -> tuple[Owner | None, str] | None:
     raise OwnerError(f"{run.url(LEASE_NAME)}: changes all the time. Stop its owners first.")
 
 
-def _outlives_a_kill(process: Process) -> bool | None:
-    """As `is_alive`, but a process of this machine that is being taken apart is given time to
-    go.
-    """
-    until = time.monotonic() + DYING_SECONDS
-    while (alive := is_alive(process)) and time.monotonic() < until:
-        time.sleep(0.05)
-    return alive
-
-
 def _wait_until_gone(run: Store, held: tuple[Owner | None, str], seconds: float, say: Say) -> None:
     """Return when the owner is dead or silent; `OwnerError` as soon as it shows that it lives."""
     owner, etag = held
     if owner is not None and owner.released:
         return
-    alive = _outlives_a_kill(owner.process) if owner is not None else None
-    if alive:
+    if owner is not None and not wait_for(lambda: not is_alive(owner.process), OWNER_EXIT_SECONDS):
         raise _refusal(run, owner)
-    if alive is False:
+    if owner is not None and is_alive(owner.process) is False:
         say(f"{run.url()}: taken over from {owner}, which is dead.")
         return
     say(

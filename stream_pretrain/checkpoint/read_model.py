@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from stream_pretrain.checkpoint import dcp, restore
+from stream_pretrain.checkpoint.candidates import first_whole, steps_to_try
 from stream_pretrain.checkpoint.checkpoint_dir import CheckpointDir
 from stream_pretrain.checkpoint.layout import (
     MODEL_DIR,
@@ -26,7 +27,7 @@ from stream_pretrain.checkpoint.layout import (
     step_name,
 )
 from stream_pretrain.checkpoint.state import TrainState
-from stream_pretrain.errors import CheckpointError, StorageError
+from stream_pretrain.errors import CheckpointError
 from stream_pretrain.schema import FileStamp
 from stream_pretrain.storage.store import Store
 
@@ -50,7 +51,7 @@ def read_model_state(
         with _model_files(checkpoint_dir, receipt) as directory:
             return _read(directory), asdict(restore.load_state(directory, receipt))
 
-    return _first_whole(checkpoint_dir, step, read, hashes=run.is_local)
+    return _read_newest(checkpoint_dir, step, read, hashes=run.is_local)
 
 
 def read_state(run: Store, step: int | None = None) -> TrainState:
@@ -60,7 +61,7 @@ def read_state(run: Store, step: int | None = None) -> TrainState:
         CheckpointError: there is none, or the one asked for is damaged.
     """
     checkpoint_dir = CheckpointDir(run)
-    return _first_whole(checkpoint_dir, step, checkpoint_dir.state, hashes=False)
+    return _read_newest(checkpoint_dir, step, checkpoint_dir.state, hashes=False)
 
 
 def read_model_files(run: Store, step: int, names: tuple[str, ...], into: Path) -> list[Path]:
@@ -78,35 +79,25 @@ def read_model_files(run: Store, step: int, names: tuple[str, ...], into: Path) 
     return _fetch(checkpoint_dir, step, chosen, into)
 
 
-def _first_whole(
+def _read_newest(
     checkpoint_dir: CheckpointDir, step: int | None, read: Callable[[Receipt], T], *, hashes: bool
 ) -> T:
     """What `read` makes of the newest checkpoint that is whole, or of exactly the one asked for."""
-    last: Exception | None = None
-    for candidate in _candidates(checkpoint_dir, step):
-        try:
-            return read(checkpoint_dir.check(candidate, hashes=hashes))
-        except (CheckpointError, StorageError) as error:
-            damage = isinstance(error, CheckpointError) or error.reason in ("absent", "damaged")
-            if step is not None or not damage:
-                raise
-            last = error
-    raise CheckpointError(f"{checkpoint_dir.store.url()}: no checkpoint is whole ({last}).")
-
-
-def _candidates(checkpoint_dir: CheckpointDir, step: int | None) -> list[int]:
+    url = checkpoint_dir.store.url()
     steps = checkpoint_dir.steps()
-    if step is not None and step not in steps:
-        there = ", ".join(str(s) for s in steps) or "none"
-        raise CheckpointError(
-            f"{checkpoint_dir.store.url()}: no checkpoint of step {step} (there are: {there}). "
-            "Choose one of these."
-        )
-    if not steps:
-        raise CheckpointError(
-            f"{checkpoint_dir.store.url()}: no checkpoint. Train first: stream-pretrain fit"
-        )
-    return [step] if step is not None else steps[::-1]
+    candidates = steps_to_try(steps, step, url=url, advice="Choose one of these.")
+    if not candidates:
+        raise CheckpointError(f"{url}: no checkpoint. Train first: stream-pretrain fit")
+    damage: list[Exception] = []
+    whole = first_whole(
+        candidates,
+        lambda candidate: read(checkpoint_dir.check(candidate, hashes=hashes)),
+        exact=step is not None,
+        report=lambda _, error: damage.append(error),
+    )
+    if whole is None:
+        raise CheckpointError(f"{url}: no checkpoint is whole ({damage[-1]}).")
+    return whole
 
 
 @contextmanager

@@ -16,6 +16,7 @@ from pathlib import Path
 from stream_pretrain.checkpoint.layout import DELETING_PREFIX, SAVING_PREFIX, step_name
 from stream_pretrain.checkpoint.process import token_is_alive
 from stream_pretrain.errors import StorageError
+from stream_pretrain.system.paths import sync_path
 
 FOREIGN_SAVE_SECONDS = 3600.0
 
@@ -87,13 +88,13 @@ def copy_tree(source: Path, target: Path) -> list[Path]:
 def commit(place: Path, step: int) -> Path:
     """Give a finished save its final name, in place of whatever had it."""
     for directory in [path for path in place.rglob("*") if path.is_dir()]:
-        sync_directory(directory)
-    sync_directory(place)
+        sync_path(directory)
+    sync_path(place)
     final = place.parent / step_name(step)
     if final.exists():
         discard(final)
     place.rename(final)
-    sync_directory(place.parent)
+    sync_path(place.parent)
     return final
 
 
@@ -102,14 +103,5 @@ def discard(directory: Path) -> None:
     doomed = directory.parent / f"{DELETING_PREFIX}{directory.name}.{os.getpid()}"
     shutil.rmtree(doomed, ignore_errors=True)
     directory.rename(doomed)
-    sync_directory(directory.parent)
+    sync_path(directory.parent)
     shutil.rmtree(doomed)
-
-
-def sync_directory(directory: Path) -> None:
-    """Make names in a directory survive a power cut."""
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeAlias
 
+from stream_pretrain.checkpoint.candidates import Damage, first_whole, is_damage, steps_to_try
 from stream_pretrain.checkpoint.checkpoint_dir import CheckpointDir
 from stream_pretrain.checkpoint.layout import IDENTITY_NAME, RECEIPT_NAME, Receipt, step_name
 from stream_pretrain.checkpoint.rank_group import RankGroup
@@ -55,17 +56,16 @@ class CheckpointSearch:
         if self.ranks.world.nodes > 1 and self.run.store.is_local:
             self._require_shared()
         candidates = self.ranks.rank0(lambda: self._candidates(resume))
-        for step in candidates:
-            if at_most is not None and step > at_most:
-                continue
-            try:
-                return self._take(step)
-            except (CheckpointError, StorageError) as error:
-                if isinstance(resume, int) or not _is_damage(error):
-                    raise
-                if self.ranks.world.is_rank0:
-                    self.warn(f"the checkpoint of step {step} is passed over: {error}")
-        return None
+        return first_whole(
+            [step for step in candidates if at_most is None or step <= at_most],
+            self._take,
+            exact=isinstance(resume, int),
+            report=self._report_damage,
+        )
+
+    def _report_damage(self, step: int, error: Damage) -> None:
+        if self.ranks.world.is_rank0:
+            self.warn(f"the checkpoint of step {step} is passed over: {error}")
 
     def _require_same_run(self) -> None:
         if self.staging is not None:
@@ -82,15 +82,12 @@ class CheckpointSearch:
                     "run.resume is never. Set run.resume to auto, or choose another run.dir."
                 )
             return []
-        if resume == "auto":
-            return steps[::-1]
-        if resume not in steps:
-            there = ", ".join(str(step) for step in steps) or "none"
-            raise CheckpointError(
-                f"{self.run.store.url()}: no checkpoint of step {resume} (there are: {there}). "
-                "Set run.resume to one of these or to auto."
-            )
-        return [resume]
+        return steps_to_try(
+            steps,
+            None if resume == "auto" else resume,
+            url=self.run.store.url(),
+            advice="Set run.resume to one of these or to auto.",
+        )
 
     def _take(self, step: int) -> CheckpointRef:
         """One checkpoint, verified, on every node's disk."""
@@ -119,7 +116,7 @@ class CheckpointSearch:
             return self.run.check(step, hashes=False)
         except (CheckpointError, StorageError) as error:
             staged = self._staged()
-            if not _is_damage(error) or staged is None or step not in staged.steps():
+            if not is_damage(error) or staged is None or step not in staged.steps():
                 raise
             self.warn(f"the published checkpoint of step {step} is not used: {error}")
             return None
@@ -208,8 +205,3 @@ def _identity(run: CheckpointDir) -> bytes:
             if error.reason != "conflict":
                 raise
     return run.store.read(IDENTITY_NAME)
-
-
-def _is_damage(error: CheckpointError | StorageError) -> bool:
-    """True where another checkpoint may do; False where the place itself does not answer."""
-    return isinstance(error, CheckpointError) or error.reason in ("absent", "damaged")

@@ -7,7 +7,6 @@ between keys, which also run on the valid fields of a configuration that has inv
 from __future__ import annotations
 
 import difflib
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any
 
@@ -26,8 +25,8 @@ from stream_pretrain.config.fields import (
 from stream_pretrain.config.types import FaultsError, Section, Settings
 from stream_pretrain.config.yaml import KeyPath
 from stream_pretrain.errors import Fault
+from stream_pretrain.redaction import hide_url_secrets
 
-_SECRETS = re.compile(r"(?<=://)[^/@\s]*(?=@)|(?<=\?)[^'\"\s]+")
 _LONGEST = 60
 
 
@@ -70,8 +69,7 @@ def suggest_key(path: Sequence[str], model: type[Section], *, flag: bool = False
 
 def shown(value: object) -> str:
     """A value as a message shows it: short, and without credentials in URLs."""
-    text = repr(value)
-    text = _SECRETS.sub("…", text) if "://" in text else text
+    text = hide_url_secrets(repr(value), mark="…")
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"
 
 

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from stream_pretrain.data.digest import as_signed, sample_hash, step_sum
+from stream_pretrain.data.sample_order.digest import as_signed, sample_hash, step_sum
 
 Row = tuple[int, NDArray[Any]]
 

@@ -22,14 +22,14 @@ import torch
 from torch.utils.data import DataLoader
 
 from stream_pretrain.data.batch import Batch, collate
-from stream_pretrain.data.position import DataPosition, EpochClock
+from stream_pretrain.data.sample_order.position import DataPosition, EpochClock
 from stream_pretrain.errors import DataError, ShardError
 from stream_pretrain.runtime.stop import signals_held_back
 
 WORKER_PRELOAD = (
     "torch",
     "streaming",
-    "stream_pretrain.data.shard_dataset",
+    "stream_pretrain.data.reading.shard_dataset",
     "stream_pretrain.data.batch",
 )
 

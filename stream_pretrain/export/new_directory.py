@@ -3,7 +3,6 @@ the block succeeds."""
 
 from __future__ import annotations
 
-import os
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -11,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from stream_pretrain.errors import ConfigError, Fault
+from stream_pretrain.system.paths import sync_path
 
 
 @contextmanager
@@ -27,18 +27,9 @@ def new_directory(out: Path) -> Iterator[Path]:
     staging = Path(tempfile.mkdtemp(prefix=f".{out.name}-", dir=out.parent))
     try:
         yield staging
-        _sync(staging)
+        for path in staging.iterdir():  # the bytes reach the disk before the name does
+            sync_path(path)
         staging.chmod(0o755)
         staging.replace(out)
     finally:
         shutil.rmtree(staging, ignore_errors=True)
-
-
-def _sync(directory: Path) -> None:
-    """The files' bytes reach the disk before the name does."""
-    for path in directory.iterdir():
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)

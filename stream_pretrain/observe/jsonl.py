@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from stream_pretrain.errors import StorageError
+from stream_pretrain.system.paths import sync_path
 
 Event = dict[str, Any]
 
@@ -97,7 +98,7 @@ class MetricsFile:
                 partial.unlink()
                 return 0
             partial.replace(self.path)
-            _sync_directory(self.path.parent)
+            sync_path(self.path.parent)
             return removed
 
     def close(self) -> None:
@@ -202,11 +203,3 @@ def _without_nonfinite(value: Any, path: str, nonfinite: dict[str, str]) -> Any:
     if isinstance(value, (list, tuple)):
         return [_without_nonfinite(v, f"{path}.{i}", nonfinite) for i, v in enumerate(value)]
     return value
-
-
-def _sync_directory(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

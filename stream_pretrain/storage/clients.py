@@ -109,23 +109,23 @@ def _s3(place: Location, config: StorageConfig, options: dict[str, Any]) -> Obje
 def _gcs(place: Location, config: StorageConfig, options: dict[str, Any]) -> ObjectStore:
     from obstore.store import GCSStore
 
-    settings: dict[str, Any] = {}
-    if config.endpoint_url:
-        settings["base_url"] = config.endpoint_url
-    if config.anonymous:
-        settings["skip_signature"] = True
-    return GCSStore(place.bucket, **settings, **options)
+    return GCSStore(place.bucket, **_settings(config, endpoint="base_url"), **options)
 
 
 def _azure(place: Location, config: StorageConfig, options: dict[str, Any]) -> ObjectStore:
     from obstore.store import AzureStore
 
+    return AzureStore(place.bucket, **_settings(config, endpoint="endpoint"), **options)
+
+
+def _settings(config: StorageConfig, *, endpoint: str) -> dict[str, Any]:
+    """Settings of a client that finds everything else by itself; `endpoint` is its word for it."""
     settings: dict[str, Any] = {}
     if config.endpoint_url:
-        settings["endpoint"] = config.endpoint_url
+        settings[endpoint] = config.endpoint_url
     if config.anonymous:
         settings["skip_signature"] = True
-    return AzureStore(place.bucket, **settings, **options)
+    return settings
 
 
 def _boto3_credentials(

@@ -7,10 +7,10 @@ The text holds no credentials and none of the client's debug output. Does not re
 from __future__ import annotations
 
 import errno
-import os
 import re
 
 from stream_pretrain.errors import StorageError
+from stream_pretrain.redaction import redact_error
 
 TRANSIENT = frozenset({"timeout", "unreachable", "damaged"})
 
@@ -46,11 +46,6 @@ _STATUS = re.compile(r"status code: (\d{3})")
 _CODE = re.compile(r"<Code>([^<]*)</Code>")
 _DETAIL = re.compile(r"<Message>([^<]*)</Message>")
 _EXPIRED = ("ExpiredToken", "InvalidAccessKeyId", "SignatureDoesNotMatch", "InvalidToken")
-_URL_SECRETS = re.compile(r"(https?://)(?:[^/@\s]+@)?([^?\s\"']+)\?[^\s\"']*")
-_URL_LOGIN = re.compile(r"([a-z0-9+]+://)[^/@\s]+@")
-_SECRET_NAMES = re.compile(
-    r"(SECRET|TOKEN|PASSWORD|_KEY$|ACCESS_KEY|SAS|CREDENTIAL)", re.IGNORECASE
-)
 
 
 def storage_error(error: BaseException, place: str, doing: str = "") -> StorageError:
@@ -70,7 +65,7 @@ def explain(error: BaseException) -> tuple[str, str]:
     obstore.
     """
     if isinstance(error, TimeoutError):
-        return "timeout", redact(str(error)) or "timed out"
+        return "timeout", redact_error(str(error)) or "timed out"
     if isinstance(error, OSError) and error.errno is not None:
         return _ERRNO.get(error.errno, "other"), error.strerror or type(error).__name__
     text = str(error)
@@ -103,8 +98,8 @@ def _client_failure(text: str, head: str) -> tuple[str, str]:
     if "kind: Interrupted" in text or "kind: Request" in text or "HTTP error" in head:
         return "unreachable", "the connection broke"
     if "redential" in head or "metadata" in head.lower():
-        return "denied", f"no usable credentials ({redact(_short(head))})"
-    return "other", redact(_short(head)) or "the client gave no reason"
+        return "denied", f"no usable credentials ({redact_error(_short(head))})"
+    return "other", redact_error(_short(head)) or "the client gave no reason"
 
 
 def _status_reason(status: int, head: str) -> str:
@@ -125,29 +120,12 @@ def _cause(head: str, otherwise: str) -> str:
     """`HTTP 403, AccessDenied: Access Denied`, from what the client reports."""
     status, code, detail = (pattern.search(head) for pattern in (_STATUS, _CODE, _DETAIL))
     if status is None:
-        return redact(_short(otherwise))
+        return redact_error(_short(otherwise))
     parts = [f"HTTP {status.group(1)}", code.group(1) if code else ""]
     text = ", ".join(part for part in parts if part)
-    return redact(f"{text}: {_short(detail.group(1))}" if detail else text)
+    return redact_error(f"{text}: {_short(detail.group(1))}" if detail else text)
 
 
 def _short(text: str, limit: int = 300) -> str:
     line = " ".join(text.split()).rstrip(".")
     return line if len(line) <= limit else line[: limit - 1] + "…"
-
-
-def redact(text: str) -> str:
-    """`text` without queries and logins of URLs and without the values of secret environment
-    variables.
-    """
-    text = _URL_SECRETS.sub(r"\1\2", text)
-    text = _URL_LOGIN.sub(r"\1", text)
-    for name, value in os.environ.items():
-        if (
-            len(value) >= 8
-            and value in text
-            and _SECRET_NAMES.search(name)
-            and not value.startswith("/")
-        ):
-            text = text.replace(value, "***")
-    return text

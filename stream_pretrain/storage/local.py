@@ -5,7 +5,6 @@ Uses no bucket client.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shutil
 from collections.abc import Iterator, Mapping
@@ -19,6 +18,7 @@ from stream_pretrain.storage.hashing import blocks
 from stream_pretrain.storage.retry import OnRetry
 from stream_pretrain.storage.store import Infos, Names, ObjectInfo, Store
 from stream_pretrain.storage.transfer import TEMPORARY_SUFFIX, write_whole
+from stream_pretrain.system.file_lock import directory_lock
 
 
 class LocalStore(Store):
@@ -59,7 +59,7 @@ class LocalStore(Store):
             if if_match is None:
                 write_whole([data], file, place=self.url(key), fsync=True)
                 return _info(file, key).etag
-            with _locked(file.parent):
+            with directory_lock(file.parent):
                 self._expect(file, key, if_match)
                 write_whole([data], file, place=self.url(key), fsync=True)
                 return _info(file, key).etag
@@ -142,16 +142,6 @@ class LocalStore(Store):
             yield
         except OSError as error:
             raise storage_error(error, self.url(key)) from error
-
-
-@contextmanager
-def _locked(directory: Path) -> Iterator[None]:
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)
 
 
 def _info(file: Path, key: str) -> ObjectInfo:

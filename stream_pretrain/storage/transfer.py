@@ -12,6 +12,7 @@ from pathlib import Path
 
 from stream_pretrain.errors import StorageError
 from stream_pretrain.storage.hashing import hasher
+from stream_pretrain.system.paths import sync_path
 
 TEMPORARY_SUFFIX = ".tmp"
 
@@ -59,7 +60,7 @@ def write_whole(
     finally:
         temporary.unlink(missing_ok=True)
     if fsync:
-        sync_directory(path.parent)
+        sync_path(path.parent)
     return written
 
 
@@ -72,12 +73,3 @@ def check_hash(place: str, algorithm: str, *, found: str, expected: str) -> None
     """`StorageError` "damaged" when two digests differ."""
     if found != expected.lower():
         raise StorageError(f"{place}: {algorithm} is {found}, expected {expected}.", "damaged")
-
-
-def sync_directory(directory: Path) -> None:
-    """Make names written to `directory` durable."""
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -21,8 +21,8 @@ from stream_pretrain.checkpoint.lease import Lease, hold_lease
 from stream_pretrain.checkpoint.save import Checkpoints
 from stream_pretrain.checkpoint.state import TrainState
 from stream_pretrain.config.sections import Config
-from stream_pretrain.data.fingerprint import fingerprint
-from stream_pretrain.data.world_check import check_world, library_version
+from stream_pretrain.data.node.world_check import check_world, library_version
+from stream_pretrain.data.sample_order.fingerprint import fingerprint
 from stream_pretrain.errors import CheckpointError
 from stream_pretrain.observe.observer import Observer
 from stream_pretrain.plan import Plan

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stream_pretrain.config.sections import Config, StreamConfig
-from stream_pretrain.data.index import StreamIndex, find_stream, read_index
-from stream_pretrain.data.infer_row_format import measure
+from stream_pretrain.data.reading.infer_row_format import measure
 from stream_pretrain.errors import ConfigError, DataError, Fault
+from stream_pretrain.mds.index import StreamIndex, find_stream, read_index
 from stream_pretrain.model.tokenizer_match import TOKENIZER_FILE
 from stream_pretrain.schema import StreamFacts
 from stream_pretrain.storage.store import Store, open_store

@@ -8,12 +8,12 @@ import logging
 from collections.abc import Sequence
 
 from stream_pretrain.config.sections import Config
-from stream_pretrain.data.cache_setup import set_up_cache
-from stream_pretrain.data.disk_space import check_space, shuffle_window_bytes
-from stream_pretrain.data.fetch_shard import FetchSettings
-from stream_pretrain.data.job_directory import check_shared_memory
-from stream_pretrain.data.shard_dataset import ShardDataset, open_dataset
-from stream_pretrain.data.shard_stream import ReadSettings, ShardSource
+from stream_pretrain.data.cache.cache_setup import ShardSource, set_up_cache
+from stream_pretrain.data.cache.disk_space import check_space, shuffle_window_bytes
+from stream_pretrain.data.fetching.fetch_shard import FetchSettings
+from stream_pretrain.data.fetching.shard_stream import ReadSettings
+from stream_pretrain.data.node.job_directory import check_shared_memory
+from stream_pretrain.data.reading.shard_dataset import ShardDataset, open_dataset
 from stream_pretrain.data.validation_set import ValidationSet
 from stream_pretrain.order import Order
 from stream_pretrain.plan import Plan

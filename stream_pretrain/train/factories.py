@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TypeVar
 from stream_pretrain.checkpoint.state import TrainState
 from stream_pretrain.config.sections import Config
 from stream_pretrain.data.epoch_stream import EpochStream, LoaderSettings
-from stream_pretrain.data.position import EpochClock
+from stream_pretrain.data.sample_order.position import EpochClock
 from stream_pretrain.observe.console import StatusLine
 from stream_pretrain.observe.jsonl import MetricsFile
 from stream_pretrain.observe.observer import Observer, RunLimits

@@ -12,7 +12,7 @@ from typing import Any
 
 from stream_pretrain.checkpoint.state import TrainState
 from stream_pretrain.config.sections import Config
-from stream_pretrain.data.fingerprint import Fingerprint, differences
+from stream_pretrain.data.sample_order.fingerprint import Fingerprint, differences
 from stream_pretrain.errors import ConfigError, Fault
 from stream_pretrain.plan import Plan
 

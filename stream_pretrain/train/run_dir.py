@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import shutil
 import time
 from importlib.metadata import version
@@ -21,6 +20,7 @@ from stream_pretrain.config.yaml import dump_yaml
 from stream_pretrain.errors import ConfigError, Fault
 from stream_pretrain.storage.location import is_remote
 from stream_pretrain.storage.store import Store, open_store
+from stream_pretrain.system.paths import user_cache_dir
 from stream_pretrain.train.data_sources import DataSources, tokenizer_files
 
 CONFIG_NAME = "config.yaml"
@@ -58,15 +58,9 @@ def staging_directory(config: Config, run: Store) -> Path:
         path = run.path / ".staging"
     else:
         name = hashlib.sha256(run.location.encode()).hexdigest()[:16]
-        path = cache_home() / "staging" / name
+        path = user_cache_dir() / "staging" / name
     path.mkdir(parents=True, exist_ok=True)
     return path
-
-
-def cache_home() -> Path:
-    """`stream-pretrain` in the user's cache directory."""
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "stream-pretrain"
 
 
 def check_fresh(config: Config, run: Store) -> None:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from stream_pretrain.data.batch import Batch
-from stream_pretrain.data.digest import as_signed, step_sum
+from stream_pretrain.data.sample_order.digest import as_signed, step_sum
 from stream_pretrain.model.loss import loss_by_stream, token_loss
 from stream_pretrain.optim.build_optimizer import decides_on_device
 from stream_pretrain.runtime.loss_scale import LossScale

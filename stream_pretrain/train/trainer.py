@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from stream_pretrain.data.batch import Batch
-from stream_pretrain.data.digest import as_unsigned, chain
+from stream_pretrain.data.sample_order.digest import as_unsigned, chain
 from stream_pretrain.data.validation_set import ValidationSet
 from stream_pretrain.errors import DataError, TrainingError
 from stream_pretrain.observe.events import StepRecord

@@ -14,7 +14,7 @@ from stream_pretrain.checkpoint.save import Checkpoints
 from stream_pretrain.checkpoint.state import TrainState
 from stream_pretrain.checkpoint.tensors import collect
 from stream_pretrain.config.sections import CheckpointConfig, StorageConfig
-from stream_pretrain.data.digest import chain
+from stream_pretrain.data.sample_order.digest import chain
 from stream_pretrain.schema import World
 from stream_pretrain.storage.store import Store, open_store
 

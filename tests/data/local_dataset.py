@@ -6,9 +6,10 @@ from pathlib import Path
 
 from servers.datasets import SEQ_LEN, small_stream
 
-from stream_pretrain.data.index import read_index
-from stream_pretrain.data.shard_dataset import ShardDataset, open_dataset
-from stream_pretrain.data.shard_stream import ReadSettings, ShardSource
+from stream_pretrain.data.cache.cache_setup import ShardSource
+from stream_pretrain.data.fetching.shard_stream import ReadSettings
+from stream_pretrain.data.reading.shard_dataset import ShardDataset, open_dataset
+from stream_pretrain.mds.index import read_index
 from stream_pretrain.order import Order
 from stream_pretrain.storage.store import open_store
 

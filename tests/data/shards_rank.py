@@ -16,15 +16,15 @@ def main(location: str, endpoint: str, cache: str, jobs: str, workers: str, paus
     from torch import distributed
 
     from stream_pretrain.config.sections import CacheConfig, StorageConfig, StreamConfig
-    from stream_pretrain.data.cache_setup import set_up_cache
+    from stream_pretrain.data.cache.cache_setup import set_up_cache
     from stream_pretrain.data.epoch_stream import EpochStream, LoaderSettings
-    from stream_pretrain.data.fetch_shard import FetchSettings
-    from stream_pretrain.data.index import read_index
-    from stream_pretrain.data.job_directory import open_job_directory
-    from stream_pretrain.data.position import EpochClock
-    from stream_pretrain.data.shard_dataset import environment_world, open_dataset
-    from stream_pretrain.data.shard_stream import ReadSettings
+    from stream_pretrain.data.fetching.fetch_shard import FetchSettings
+    from stream_pretrain.data.fetching.shard_stream import ReadSettings
+    from stream_pretrain.data.node.job_directory import open_job_directory
+    from stream_pretrain.data.reading.shard_dataset import environment_world, open_dataset
+    from stream_pretrain.data.sample_order.position import EpochClock
     from stream_pretrain.errors import ShardError
+    from stream_pretrain.mds.index import read_index
     from stream_pretrain.order import Order
     from stream_pretrain.storage.store import open_store
 

@@ -10,10 +10,11 @@ from pathlib import Path
 
 def main(data: str, base: str, mode: str) -> None:
     """Open a job and a dataset; with `hold` wait for a line before the epoch."""
-    from stream_pretrain.data.index import read_index
-    from stream_pretrain.data.job_directory import open_job_directory
-    from stream_pretrain.data.shard_dataset import open_dataset
-    from stream_pretrain.data.shard_stream import ReadSettings, ShardSource
+    from stream_pretrain.data.cache.cache_setup import ShardSource
+    from stream_pretrain.data.fetching.shard_stream import ReadSettings
+    from stream_pretrain.data.node.job_directory import open_job_directory
+    from stream_pretrain.data.reading.shard_dataset import open_dataset
+    from stream_pretrain.mds.index import read_index
     from stream_pretrain.order import Order
     from stream_pretrain.schema import World
     from stream_pretrain.storage.store import open_store

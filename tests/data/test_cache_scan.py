@@ -15,31 +15,35 @@ import pytest
 from servers.datasets import SEQ_LEN, SmallStream, small_stream
 
 from stream_pretrain.config.sections import CacheConfig, StreamConfig
-from stream_pretrain.data import cache
-from stream_pretrain.data.cache import (
+from stream_pretrain.data.cache import cache_directory as cache
+from stream_pretrain.data.cache.cache_directory import (
     cache_name,
     claim_directory,
     claim_free_directory,
-    default_root,
     is_network_path,
     node_root,
     owner_of,
     refuse_foreign,
     scan,
 )
-from stream_pretrain.data.cache_setup import CachedSource, set_up_cache
-from stream_pretrain.data.disk_space import CacheRequirement, check_space, shuffle_window_bytes
-from stream_pretrain.data.fetch_shard import FetchSettings, fetch_shard
-from stream_pretrain.data.index import StreamIndex, read_index
+from stream_pretrain.data.cache.cache_setup import CachedSource, set_up_cache
+from stream_pretrain.data.cache.disk_space import (
+    CacheRequirement,
+    check_space,
+    shuffle_window_bytes,
+)
+from stream_pretrain.data.fetching.fetch_shard import FetchSettings, fetch_shard
 from stream_pretrain.errors import ConfigError, OwnerError
+from stream_pretrain.mds.index import StreamIndex, read_index
 from stream_pretrain.order import Order
 from stream_pretrain.schema import World
 from stream_pretrain.storage.store import open_store
+from stream_pretrain.system.paths import user_cache_dir
 
 HOLD = """
 import sys
 from pathlib import Path
-from stream_pretrain.data.cache import claim_directory
+from stream_pretrain.data.cache.cache_directory import claim_directory
 lock = claim_directory(Path(sys.argv[1]), run="other-run")
 print("held", flush=True)
 sys.stdin.readline()
@@ -239,9 +243,9 @@ def test_cache_names_are_readable_and_differ_by_location() -> None:
 
 def test_the_default_is_in_the_users_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert default_root() == tmp_path / "stream-pretrain"
+    assert user_cache_dir() == tmp_path / "stream-pretrain"
     monkeypatch.delenv("XDG_CACHE_HOME")
-    assert default_root().parts[-2:] == (".cache", "stream-pretrain")
+    assert user_cache_dir().parts[-2:] == (".cache", "stream-pretrain")
 
 
 def test_nodes_that_share_a_file_system_get_a_directory_each(

@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 from streaming import MDSWriter
 
-from stream_pretrain.data.index import StreamIndex, read_index
-from stream_pretrain.data.infer_row_format import first_sample, measure
-from stream_pretrain.data.row_format import row_format
-from stream_pretrain.data.shard_dataset import open_dataset
-from stream_pretrain.data.shard_stream import ReadSettings, ShardSource
+from stream_pretrain.data.cache.cache_setup import ShardSource
+from stream_pretrain.data.fetching.shard_stream import ReadSettings
+from stream_pretrain.data.reading.infer_row_format import first_sample, measure
+from stream_pretrain.data.reading.shard_dataset import open_dataset
 from stream_pretrain.errors import DataError, ShardError
+from stream_pretrain.mds.index import StreamIndex, read_index
+from stream_pretrain.mds.row_format import row_format
 from stream_pretrain.order import Order
 from stream_pretrain.storage.store import Store, open_store
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from servers.datasets import SEQ_LEN, SmallStream, small_stream
 
-from stream_pretrain.data.index import find_stream, parse_index, read_index
 from stream_pretrain.errors import DataError
+from stream_pretrain.mds.index import find_stream, parse_index, read_index
 from stream_pretrain.schema import Card
 from stream_pretrain.storage.store import open_store
 

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stream_pretrain.data.epoch_order import epoch_steps, partitioned_ids, steps_of
-from stream_pretrain.data.position import EpochClock
+from stream_pretrain.data.sample_order.epoch_order import epoch_steps, partitioned_ids, steps_of
+from stream_pretrain.data.sample_order.position import EpochClock
 from stream_pretrain.order import (
     Order,
     apportion,

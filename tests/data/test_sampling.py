@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from streaming.base import dataset
 from streaming.base.sampling import get_sampling
 
-from stream_pretrain.data.sampling import quick_sampling, samples_from_shards
+from stream_pretrain.data.sample_order.sampling import quick_sampling, samples_from_shards
 
 
 @settings(max_examples=400, deadline=None)

@@ -13,17 +13,18 @@ import pytest
 from servers.datasets import SEQ_LEN, SmallStream, small_stream
 from streaming.base.compression import compress
 
-from stream_pretrain.data.decompress import unpacked
-from stream_pretrain.data.fetch_shard import FetchSettings, fetch_shard
-from stream_pretrain.data.index import read_index
-from stream_pretrain.data.job_directory import try_lock
-from stream_pretrain.data.shard_dataset import ShardDataset, open_dataset
-from stream_pretrain.data.shard_files import ShardFiles
-from stream_pretrain.data.shard_stream import ReadSettings, ShardSource
-from stream_pretrain.data.slow_wait_log import SlowWaitLog
+from stream_pretrain.data.cache.cache_setup import ShardSource
+from stream_pretrain.data.fetching.fetch_shard import FetchSettings, fetch_shard
+from stream_pretrain.data.fetching.shard_stream import ReadSettings
+from stream_pretrain.data.node.slow_wait_log import SlowWaitLog
+from stream_pretrain.data.reading.shard_dataset import ShardDataset, open_dataset
+from stream_pretrain.data.reading.shard_files import ShardFiles
 from stream_pretrain.errors import ConfigError, ShardError, StorageError
+from stream_pretrain.mds.decompress import unpacked
+from stream_pretrain.mds.index import read_index
 from stream_pretrain.order import Order
 from stream_pretrain.storage.store import open_store
+from stream_pretrain.system.file_lock import try_lock
 
 ALGORITHMS = ["zstd", "gz", "bz2", "br", "snappy"]
 
@@ -275,7 +276,7 @@ def test_an_unexpected_error_while_fetching_names_the_shard(
     def broken(*_args: Any) -> None:
         raise RuntimeError("out of cheese")
 
-    monkeypatch.setattr("stream_pretrain.data.shard_stream.fetch_shard", broken)
+    monkeypatch.setattr("stream_pretrain.data.fetching.shard_stream.fetch_shard", broken)
     with pytest.raises(ShardError, match=r"shard\.00000\.mds\.zstd: RuntimeError: out of cheese"):
         dataset[4]
     dataset.close()

@@ -20,13 +20,14 @@ from servers.datasets import SEQ_LEN, SmallStream, small_stream
 from servers.fault_proxy import FaultProxy
 
 from stream_pretrain.config.sections import StorageConfig
+from stream_pretrain.data.cache.cache_setup import ShardSource
 from stream_pretrain.data.epoch_stream import EpochStream, LoaderSettings
-from stream_pretrain.data.fetch_shard import FetchSettings
-from stream_pretrain.data.index import read_index
-from stream_pretrain.data.position import EpochClock
-from stream_pretrain.data.shard_dataset import ShardDataset, open_dataset
-from stream_pretrain.data.shard_stream import ReadSettings, ShardSource
+from stream_pretrain.data.fetching.fetch_shard import FetchSettings
+from stream_pretrain.data.fetching.shard_stream import ReadSettings
+from stream_pretrain.data.reading.shard_dataset import ShardDataset, open_dataset
+from stream_pretrain.data.sample_order.position import EpochClock
 from stream_pretrain.errors import ShardError
+from stream_pretrain.mds.index import read_index
 from stream_pretrain.order import Order
 from stream_pretrain.storage.store import open_store
 
@@ -255,7 +256,7 @@ def test_a_slow_shard_is_named_while_it_is_waited_for(
     store = open_store(web.location, config)
     index = read_index(store)
     web.proxy.fail("delay", BAD_SHARD, methods=("GET",), seconds=0.8, times=1)
-    from stream_pretrain.data.fetch_shard import fetch_shard
+    from stream_pretrain.data.fetching.fetch_shard import fetch_shard
 
     fetch_shard(index.shards[3], store, web.cache, FetchSettings(warn_after_s=0.2))
     lines = [record.getMessage() for record in caplog.records]

@@ -12,7 +12,7 @@ import pytest
 from local_dataset import opened_local
 
 from stream_pretrain.data.epoch_stream import EpochStream, LoaderSettings
-from stream_pretrain.data.position import EpochClock
+from stream_pretrain.data.sample_order.position import EpochClock
 from stream_pretrain.errors import DataError
 
 

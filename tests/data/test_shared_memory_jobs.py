@@ -14,17 +14,17 @@ from pathlib import Path
 import pytest
 from servers.datasets import SEQ_LEN, small_stream
 
-from stream_pretrain.data import job_directory
-from stream_pretrain.data.barrier import FileBarrier, NodeFailure
-from stream_pretrain.data.job_directory import (
+from stream_pretrain.data.node import job_directory
+from stream_pretrain.data.node.barrier import FileBarrier, NodeFailure
+from stream_pretrain.data.node.job_directory import (
     SHARED_MEMORY,
     check_shared_memory,
-    is_held,
     open_job_directory,
     remove_dead_job_directories,
 )
 from stream_pretrain.errors import ShardError, StorageError
 from stream_pretrain.schema import World
+from stream_pretrain.system.file_lock import is_locked
 
 CHILD = Path(__file__).with_name("shared_memory_child.py")
 
@@ -82,7 +82,7 @@ def test_ten_jobs_started_at_once_all_finish_and_leave_nothing(tmp_path: Path) -
 
 def test_a_lock_that_a_live_process_holds_protects_its_job(tmp_path: Path) -> None:
     job = open_job_directory(World(), base=tmp_path)
-    assert is_held(job.directory / "owner")
+    assert is_locked(job.directory / "owner")
     assert remove_dead_job_directories(tmp_path) == []
     assert job.directory.is_dir()
     job.close()

@@ -10,7 +10,8 @@ import pytest
 import xxhash
 
 from stream_pretrain.errors import StorageError
-from stream_pretrain.storage.failures import explain, redact, storage_error
+from stream_pretrain.redaction import redact_error
+from stream_pretrain.storage.failures import explain, storage_error
 from stream_pretrain.storage.hashing import hash_of, is_known, stamp_of, xxh3_128_of, xxh64_of
 from stream_pretrain.storage.location import is_remote, join, parse_location
 from stream_pretrain.storage.retry import Retry, RetryPolicy, retried
@@ -73,7 +74,7 @@ def test_messages_hold_no_credentials(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "hunter2hunter2")
     monkeypatch.setenv("AZURE_STORAGE_SAS_TOKEN", "sv=2020&sig=abcdef")
     monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", "/home/me/key.json")
-    text = redact(
+    text = redact_error(
         "GET https://me:pw@host/b/k?X-Amz-Signature=123 and s3://key:pw@b with hunter2hunter2, "
         "sv=2020&sig=abcdef, /home/me/key.json"
     )

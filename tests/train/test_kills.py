@@ -13,8 +13,8 @@ from forked_runs import ForkedRuns, Kill
 from runs import assert_same, end_of, recorded, steps
 from small import STEPS_PER_EPOCH, TOTAL_STEPS, fit_arguments
 
-from stream_pretrain.data.epoch_order import epoch_steps
-from stream_pretrain.data.index import read_index
+from stream_pretrain.data.sample_order.epoch_order import epoch_steps
+from stream_pretrain.mds.index import read_index
 from stream_pretrain.observe.jsonl import read_events
 from stream_pretrain.order import Order
 from stream_pretrain.storage.store import open_store

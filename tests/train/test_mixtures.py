@@ -14,7 +14,7 @@ from runs import assert_same, end_of, recorded, steps
 from small import fit_arguments
 
 from convert.cli import main as convert
-from stream_pretrain.data.index import read_index
+from stream_pretrain.mds.index import read_index
 from stream_pretrain.observe.jsonl import read_events
 from stream_pretrain.order import samples_drawn
 from stream_pretrain.storage.store import open_store

@@ -6,8 +6,6 @@ inherits a bucket client's threads. A worker ends when its parent does, however 
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import multiprocessing
 import os
 import signal
@@ -22,8 +20,7 @@ from convert.jobs.conversion_job import ConversionJob
 from convert.jobs.engines.calls import Call, Counts, perform
 from convert.jobs.worker import Worker
 from stream_pretrain.errors import StreamPretrainError
-
-PR_SET_PDEATHSIG = 1  # Linux: the signal that a parent's end sends
+from stream_pretrain.system.parent_death import die_with_parent
 
 _worker: Worker | None = None
 
@@ -134,8 +131,7 @@ def end_with_parent() -> None:
     alive, server._forkserver_alive_fd = server._forkserver_alive_fd, None
     if alive is not None:
         os.close(alive)
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+    die_with_parent()
     threading.Thread(target=_leave_with_parent, daemon=True).start()
 
 

@@ -8,7 +8,6 @@ ever is. Does not fetch.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import logging
 import os
@@ -19,16 +18,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from stream_pretrain.data.index import ShardFile, StreamIndex, parse_index
 from stream_pretrain.errors import ConfigError, DataError, OwnerError
+from stream_pretrain.mds.index import ShardFile, StreamIndex, parse_index
 from stream_pretrain.schema import INDEX_NAME
 from stream_pretrain.storage.hashing import xxh64_of
 from stream_pretrain.storage.transfer import TEMPORARY_SUFFIX, write_whole
+from stream_pretrain.system.file_lock import OWNER_EXIT_SECONDS, try_lock
 
 LOCK_NAME = "owner.lock"
 MOST_SLOTS = 64
-DYING_SECONDS = 3.0
-"""A killed process keeps its locks until the kernel has taken it apart; a restart may be faster."""
 _NETWORK_FILE_SYSTEMS = frozenset(
     ("nfs", "nfs4", "lustre", "gpfs", "beegfs", "ceph", "cifs", "smb3", "smbfs", "9p", "afs")
 ) | frozenset(("panfs", "wekafs", "virtiofs", "glusterfs"))
@@ -77,12 +75,6 @@ class CacheScan:
     temporary: tuple[str, ...] = ()
 
 
-def default_root() -> Path:
-    """The user's cache directory for shards."""
-    base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    return Path(base) / "stream-pretrain"
-
-
 def cache_name(label: str, location: str) -> str:
     """Directory name for a stream: readable, and different for different locations."""
     plain = "".join(c if c.isalnum() or c in "-_." else "-" for c in label).strip(".") or "stream"
@@ -101,7 +93,7 @@ def claim_directory(directory: Path, *, run: str) -> CacheLock:
 
     `OwnerError` names the live process that has it.
     """
-    lock = _try_lock(directory, run, patience_s=DYING_SECONDS)
+    lock = _try_lock(directory, run, wait_s=OWNER_EXIT_SECONDS)
     if lock is None:
         raise OwnerError(
             f"{directory}: is the cache of {owner_of(directory)}. Give this run another `local`, "
@@ -116,8 +108,8 @@ def claim_free_directory(directory: Path, *, run: str) -> CacheLock:
     """
     for slot in range(1, MOST_SLOTS + 1):
         candidate = directory if slot == 1 else directory.with_name(f"{directory.name}.{slot}")
-        patience = DYING_SECONDS if _last_run(candidate) == run else 0.0
-        lock = _try_lock(candidate, run, patience_s=patience)
+        wait_s = OWNER_EXIT_SECONDS if _last_run(candidate) == run else 0.0
+        lock = _try_lock(candidate, run, wait_s=wait_s)
         if lock is not None:
             return lock
     raise OwnerError(
@@ -208,23 +200,15 @@ def _mounts() -> list[tuple[Path, str]]:
     return [(Path(parts[1].replace("\\040", " ")), parts[2]) for parts in fields if len(parts) > 2]
 
 
-def _try_lock(directory: Path, run: str, *, patience_s: float = 0.0) -> CacheLock | None:
-    """The lock; None when another process still has it after `patience_s`."""
+def _try_lock(directory: Path, run: str, *, wait_s: float) -> CacheLock | None:
+    """The lock; None when another process still has it after `wait_s`."""
     ours = CacheLock.of_this_process(directory)
     if ours is not None:
         return ours
     directory.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(directory / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    until = time.monotonic() + patience_s
-    while True:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            break
-        except BlockingIOError:
-            if time.monotonic() >= until:
-                os.close(descriptor)
-                return None
-            time.sleep(0.05)
+    descriptor = try_lock(directory / LOCK_NAME, wait_s=wait_s, mode=0o644)
+    if descriptor is None:
+        return None
     owner = {"host": socket.gethostname(), "pid": os.getpid(), "run": run, "since": time.time()}
     os.ftruncate(descriptor, 0)
     os.pwrite(descriptor, json.dumps(owner).encode(), 0)

@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from streaming import StreamingDataset
 from streaming.base.world import World as StreamingWorld
 
-from stream_pretrain.data.sampling import quick_sampling
-from stream_pretrain.data.stratified_batching import work_by_steps
+from stream_pretrain.data.sample_order.sampling import quick_sampling
+from stream_pretrain.data.sample_order.stratified_batching import work_by_steps
 from stream_pretrain.order import Order
 
 

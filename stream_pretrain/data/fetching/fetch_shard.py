@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from stream_pretrain.data.decompress import unpacked
-from stream_pretrain.data.index import Shard, ShardFile
-from stream_pretrain.data.slow_wait_log import log, log_slow_wait
+from stream_pretrain.data.node.slow_wait_log import log, log_slow_wait
 from stream_pretrain.errors import ShardError, StorageError
+from stream_pretrain.mds.decompress import unpacked
+from stream_pretrain.mds.index import Shard, ShardFile
 from stream_pretrain.storage.failures import explain
 from stream_pretrain.storage.hashing import blocks, hash_of
 from stream_pretrain.storage.retry import Retry

@@ -18,12 +18,12 @@ from numpy.typing import NDArray
 from streaming import StreamingDataset
 from streaming.base.dataset import _ShardState
 
-from stream_pretrain.data.barrier import TICK_S, NodeFailure
-from stream_pretrain.data.index import Shard
-from stream_pretrain.data.job_directory import file_lock, try_lock
-from stream_pretrain.data.shard_stream import ReadSettings, ShardStream
-from stream_pretrain.data.slow_wait_log import SlowWaitLog
+from stream_pretrain.data.fetching.shard_stream import ReadSettings, ShardStream
+from stream_pretrain.data.node.barrier import TICK_S, NodeFailure
+from stream_pretrain.data.node.slow_wait_log import SlowWaitLog
 from stream_pretrain.errors import ShardError
+from stream_pretrain.mds.index import Shard
+from stream_pretrain.system.file_lock import file_lock, try_lock
 
 CLAIM_CHECK_S = 1.0
 

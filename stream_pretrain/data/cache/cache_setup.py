@@ -11,22 +11,43 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stream_pretrain.config.sections import CacheConfig, StreamConfig
-from stream_pretrain.data.cache import (
+from stream_pretrain.data.cache.cache_directory import (
     CacheLock,
     cache_name,
     claim_directory,
     claim_free_directory,
-    default_root,
     node_root,
     refuse_foreign,
     scan,
 )
-from stream_pretrain.data.disk_space import CacheRequirement
-from stream_pretrain.data.index import StreamIndex
-from stream_pretrain.data.job_directory import Share, share_text
-from stream_pretrain.data.shard_stream import ShardSource
+from stream_pretrain.data.cache.disk_space import CacheRequirement
+from stream_pretrain.data.node.job_directory import Share, share_text
+from stream_pretrain.mds.index import StreamIndex
 from stream_pretrain.schema import World
 from stream_pretrain.storage.store import Store
+from stream_pretrain.system.paths import user_cache_dir
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShardSource:
+    """One stream: `store` is where its shards are, `directory` where this node keeps them, None to
+    read them in place.
+
+    `drawn` is the number of samples that it gives to an epoch. `lock` is held as long as the
+    dataset lives.
+    """
+
+    name: str
+    store: Store
+    index: StreamIndex
+    directory: Path | None
+    drawn: int
+    lock: CacheLock | None = None
+
+    @property
+    def raw_directory(self) -> Path:
+        """Where the raw shards are read."""
+        return self.store.path if self.directory is None else self.directory
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +100,7 @@ def _own(
         directory = node_root(Path(stream.local)) / below
         refuse_foreign(directory, index)
         return claim_directory(directory, run=run)
-    root = node_root(Path(cache.dir) if cache.dir is not None else default_root())
+    root = node_root(Path(cache.dir) if cache.dir is not None else user_cache_dir())
     last = store.location.rpartition("/")[2]
     label = stream.label if last == stream.label else f"{stream.label}-{last}"
     return claim_free_directory(root / cache_name(label, store.location), run=run)

@@ -29,7 +29,7 @@ from streaming.base.constant import (
 from streaming.base.shared import SharedMemory, _get_path
 from torch import distributed
 
-from stream_pretrain.data.job_directory import SHARED_MEMORY
+from stream_pretrain.data.node.job_directory import SHARED_MEMORY
 
 
 class SharedMemoryNames:

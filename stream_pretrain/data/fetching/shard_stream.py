@@ -5,7 +5,6 @@ from a checked index and arrive through the `Store`. Does not know the order.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,33 +13,10 @@ from streaming import Stream
 from streaming.base.format.base.reader import FileInfo
 from streaming.base.format.mds.reader import MDSReader
 
-from stream_pretrain.data.cache import CacheLock
-from stream_pretrain.data.fetch_shard import FetchSettings, fetch_shard, verify_shard
-from stream_pretrain.data.index import Shard, ShardFile, StreamIndex
+from stream_pretrain.data.cache.cache_setup import ShardSource
+from stream_pretrain.data.fetching.fetch_shard import FetchSettings, fetch_shard, verify_shard
 from stream_pretrain.errors import ShardError
-from stream_pretrain.storage.store import Store
-
-
-@dataclass(frozen=True, kw_only=True)
-class ShardSource:
-    """One stream: `store` is where its shards are, `directory` where this node keeps them, None to
-    read them in place.
-
-    `drawn` is the number of samples that it gives to an epoch. `lock` is held as long as the
-    dataset lives.
-    """
-
-    name: str
-    store: Store
-    index: StreamIndex
-    directory: Path | None
-    drawn: int
-    lock: CacheLock | None = None
-
-    @property
-    def raw_directory(self) -> Path:
-        """Where the raw shards are read."""
-        return self.store.path if self.directory is None else self.directory
+from stream_pretrain.mds.index import Shard, ShardFile
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from stream_pretrain.data.decompress import unpacked
-from stream_pretrain.data.index import Shard, StreamIndex
-from stream_pretrain.data.row_format import raw_dtype
 from stream_pretrain.errors import ShardError
+from stream_pretrain.mds.decompress import unpacked
+from stream_pretrain.mds.index import Shard, StreamIndex
+from stream_pretrain.mds.row_format import raw_dtype
 from stream_pretrain.storage.hashing import blocks
 from stream_pretrain.storage.store import Store
 

@@ -16,8 +16,8 @@ from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 from typing import Any
 
-from stream_pretrain.data.row_format import RowFormat, row_format
 from stream_pretrain.errors import DataError, StorageError
+from stream_pretrain.mds.row_format import RowFormat, row_format
 from stream_pretrain.schema import CARD_NAME, INDEX_NAME, Card, StreamFacts
 from stream_pretrain.storage.hashing import is_known, xxh3_128_of
 from stream_pretrain.storage.store import Store
@@ -161,7 +161,7 @@ def parse_index(text: bytes, location: str) -> StreamIndex:
     if not isinstance(entries, list) or not entries:
         raise DataError(f"{where}: lists no shards. Convert the dataset again.")
     shards = tuple(
-        _shard(entry, f"{where}: shard {number}") for number, entry in enumerate(entries)
+        parse_shard(entry, f"{where}: shard {number}") for number, entry in enumerate(entries)
     )
     if not any(shard.samples for shard in shards):
         raise DataError(f"{where}: lists no samples. Convert the dataset again.")
@@ -179,7 +179,8 @@ def parse_index(text: bytes, location: str) -> StreamIndex:
     )
 
 
-def _shard(entry: Any, where: str) -> Shard:
+def parse_shard(entry: Any, where: str) -> Shard:
+    """Check one entry of an index; `DataError` begins with `where` and says what is wrong."""
     if not isinstance(entry, dict):
         raise DataError(f"{where}: must be a mapping, got {type(entry).__name__}.")
     if entry.get("format") != "mds" or entry.get("version") != 2:
@@ -225,16 +226,19 @@ def safe_name(name: Any, where: str) -> str:
     """A file name that stays below its directory; `DataError` for any other."""
     if not isinstance(name, str) or not name or "\0" in name or "\\" in name:
         raise DataError(f"{where}: must be a file name, got {name!r}.")
-    parts = name.split("/")
-    if name.startswith("/") or any(part in ("", ".", "..") for part in parts):
-        raise DataError(
-            f"{where}: {name!r} leads out of the dataset's directory. Do not use this dataset; "
-            f"somebody may have "
-            "tampered with it."
-        )
+    refuse_name_that_leads_out(name, where)
     if PurePosixPath(name).name in (INDEX_NAME, CARD_NAME) or name.endswith(".tmp"):
         raise DataError(f"{where}: {name!r} is not a name for a shard.")
     return name
+
+
+def refuse_name_that_leads_out(name: str, where: str) -> None:
+    """`DataError` for a name that leaves its directory, with the separators of any system."""
+    if any(part in ("", ".", "..") for part in name.replace("\\", "/").split("/")):
+        raise DataError(
+            f"{where}: {name!r} leads out of the dataset's directory. Do not use this dataset; "
+            "somebody may have tampered with it."
+        )
 
 
 def _count(value: Any, where: str, *, least: int = 0) -> int:

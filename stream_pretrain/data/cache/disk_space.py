@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from stream_pretrain.data.index import StreamIndex
 from stream_pretrain.errors import ConfigError, Fault
+from stream_pretrain.mds.index import StreamIndex
 from stream_pretrain.order import Order
 from stream_pretrain.units import format_bytes
 

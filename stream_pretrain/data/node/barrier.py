@@ -12,7 +12,7 @@ import os
 import time
 from pathlib import Path
 
-from stream_pretrain.data.slow_wait_log import SlowWaitLog
+from stream_pretrain.data.node.slow_wait_log import SlowWaitLog
 from stream_pretrain.errors import ShardError
 
 TICK_S = 0.003

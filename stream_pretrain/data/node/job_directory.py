@@ -10,17 +10,16 @@ only then removes what carries its token. Does not read data.
 from __future__ import annotations
 
 import atexit
-import fcntl
 import os
 import secrets
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from stream_pretrain.errors import StorageError
 from stream_pretrain.schema import World
+from stream_pretrain.system.file_lock import file_lock, is_locked, lock_shared
 from stream_pretrain.units import format_bytes
 
 SHARED_MEMORY = Path("/dev/shm")
@@ -84,7 +83,7 @@ def open_job_directory(
     texts = (share or share_text)(str(made[0]) if made else "")
     if made is None:
         directory = Path(texts[world.rank - world.local_rank])
-        made = directory, _hold(directory / OWNER)
+        made = directory, lock_shared(directory / OWNER)
     return JobDirectory(made[0], made[1], leader=leader)
 
 
@@ -107,7 +106,7 @@ def remove_dead_job_directories(base: Path) -> list[str]:
     for directory in sorted(base.iterdir()):
         if not directory.is_dir() or not directory.name.isdigit():
             continue
-        if not is_held(directory / OWNER):
+        if not is_locked(directory / OWNER):
             remove_traces(directory)
             removed.append(directory.name)
     return removed
@@ -118,39 +117,6 @@ def remove_traces(directory: Path) -> None:
     for segment in SHARED_MEMORY.glob(f"{directory.name}[0-9][0-9][0-9]_*"):
         segment.unlink(missing_ok=True)
     shutil.rmtree(directory, ignore_errors=True)
-
-
-def is_held(lock_file: Path) -> bool:
-    """True while some process holds the lock of this file."""
-    if not lock_file.exists():
-        return False
-    descriptor = try_lock(lock_file)
-    if descriptor is None:
-        return True
-    os.close(descriptor)
-    return False
-
-
-def try_lock(path: Path) -> int | None:
-    """The descriptor that holds the lock of a file, made if absent; None while another holds it."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(descriptor)
-        return None
-    return descriptor
-
-
-@contextmanager
-def file_lock(path: Path) -> Iterator[None]:
-    """Hold the lock of a file, made if absent, against other processes and threads."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)
 
 
 def check_shared_memory(samples_per_epoch: int, *, free: int | None = None) -> None:
@@ -177,13 +143,7 @@ def _make(base: Path) -> tuple[Path, int]:
         remove_dead_job_directories(base)
         directory = base / f"{secrets.randbelow(TOKEN_BELOW - 10**11) + 10**11}"
         directory.mkdir(mode=0o700)
-        return directory, _hold(directory / OWNER)
-
-
-def _hold(lock_file: Path) -> int:
-    descriptor = os.open(lock_file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    fcntl.flock(descriptor, fcntl.LOCK_SH)
-    return descriptor
+        return directory, lock_shared(directory / OWNER)
 
 
 def share_text(text: str) -> Sequence[str]:

@@ -20,17 +20,18 @@ import numpy as np
 from numpy.typing import NDArray
 from streaming.base.dataset import _ShardState
 
-from stream_pretrain.data.barrier import FileBarrier, NodeFailure
-from stream_pretrain.data.job_directory import JobDirectory, open_job_directory
-from stream_pretrain.data.prefetch import Prefetch
-from stream_pretrain.data.row_format import RowFormat
-from stream_pretrain.data.sampling import quick_sampling
-from stream_pretrain.data.shard_fetching import ShardFetchingDataset
-from stream_pretrain.data.shard_files import ShardFiles
-from stream_pretrain.data.shard_stream import ReadSettings, ShardSource, ShardStream
-from stream_pretrain.data.shm_names import SharedMemoryNames, SharedMemoryNamesPatch
-from stream_pretrain.data.stratified_batching import whole_steps
+from stream_pretrain.data.cache.cache_setup import ShardSource
+from stream_pretrain.data.fetching.prefetch import Prefetch
+from stream_pretrain.data.fetching.shard_fetching import ShardFetchingDataset
+from stream_pretrain.data.fetching.shard_stream import ReadSettings, ShardStream
+from stream_pretrain.data.node.barrier import FileBarrier, NodeFailure
+from stream_pretrain.data.node.job_directory import JobDirectory, open_job_directory
+from stream_pretrain.data.node.shm_names import SharedMemoryNames, SharedMemoryNamesPatch
+from stream_pretrain.data.reading.shard_files import ShardFiles
+from stream_pretrain.data.sample_order.sampling import quick_sampling
+from stream_pretrain.data.sample_order.stratified_batching import whole_steps
 from stream_pretrain.errors import ConfigError
+from stream_pretrain.mds.row_format import RowFormat
 from stream_pretrain.order import Order
 from stream_pretrain.schema import World
 

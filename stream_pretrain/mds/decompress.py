@@ -9,14 +9,22 @@ from __future__ import annotations
 import bz2
 import zlib
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import Any, BinaryIO
 
 import zstandard
 
 from stream_pretrain.errors import StorageError
 
 STEP_BYTES = 64 << 10
+ZSTD_BYTES = 1 << 17
 _LARGEST_PREAMBLE = 5
+
+
+def unpack_shard(data: bytes, compression: str | None, *, limit: int, place: str) -> bytes:
+    """The raw bytes of a whole shard in memory; see `unpacked`. None: it is not compressed."""
+    if compression is None:
+        return data
+    return b"".join(unpacked([data], compression, limit=limit, place=place))
 
 
 def unpacked(
@@ -121,6 +129,42 @@ def _steps(chunks: Iterable[bytes]) -> Iterator[bytes]:
     for chunk in chunks:
         for first in range(0, len(chunk), STEP_BYTES):
             yield chunk[first : first + STEP_BYTES]
+
+
+class ZstdFrames:
+    """Decompresses all frames of a file and says when the last one is cut off.
+
+    The library's own reader just ends there. Shards are read with that one all the same: it bounds
+    what a few packed bytes may become, and their sizes are known.
+    """
+
+    def __init__(self, raw: BinaryIO) -> None:
+        self._raw = raw
+        self._frame: zstandard.ZstdDecompressionObj | None = None
+        self._rest = b""
+
+    def read(self, size: int = -1) -> bytes:
+        """The next decompressed bytes, at least `size` of them unless the file ends."""
+        pieces: list[bytes] = []
+        count = 0
+        while size < 0 or count < size:
+            data = self._rest or self._raw.read(ZSTD_BYTES)
+            self._rest = b""
+            if not data:
+                if self._frame is not None:
+                    raise EOFError("the last zstd frame is cut off")
+                break
+            if self._frame is None:
+                self._frame = zstandard.ZstdDecompressor().decompressobj()
+            pieces.append(self._frame.decompress(data))
+            count += len(pieces[-1])
+            if self._frame.eof:
+                self._rest, self._frame = self._frame.unused_data, None
+        return b"".join(pieces)
+
+    def close(self) -> None:
+        """Close the file."""
+        self._raw.close()
 
 
 class _Source:

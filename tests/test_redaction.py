@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stream_pretrain.observe.redaction import redact
+from stream_pretrain.redaction import hide_environment_secrets, hide_url_secrets, redact
 
 
 @pytest.mark.parametrize(
@@ -44,3 +44,25 @@ def test_secrets_are_hidden(text: str, shown: str) -> None:
 )
 def test_the_rest_stays_as_it_is(text: str) -> None:
     assert redact(text) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "marked", "removed"),
+    [
+        ("s3://k:p's@b/x", "s3://…@b/x", "s3://b/x"),
+        ("(https://h/x?sig=a,b), then", "(https://h/x?…), then", "(https://h/x), then"),
+        ("GET https://me:pw@h/x?sig=a", "GET https://…@h/x?…", "GET https://h/x"),
+        ("what is 3 + 4? me@home", "what is 3 + 4? me@home", "what is 3 + 4? me@home"),
+    ],
+)
+def test_the_mark_stands_for_what_a_url_hides(text: str, marked: str, removed: str) -> None:
+    assert hide_url_secrets(text, mark="…") == marked
+    assert hide_url_secrets(text, mark="") == removed
+
+
+def test_short_values_and_paths_of_the_environment_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("A_SECRET", "run")
+    monkeypatch.setenv("B_SECRET", "/home/me/key.json")
+    monkeypatch.setenv("C_SECRET", "hunter2hunter2")
+    text = "run of /home/me/key.json with hunter2hunter2"
+    assert hide_environment_secrets(text) == "run of /home/me/key.json with ***"
