@@ -149,11 +149,7 @@ class StreamFacts:
     samples: int
     row_ids: int
     shards: int
-    bytes_compressed: int
-    bytes_raw: int
-    largest_shard_bytes: int
     index_digest: str
-    hashed: bool
     card: Card | None = None
 
 

@@ -67,8 +67,8 @@ def suggest_key(path: Sequence[str], model: type[Section], *, flag: bool = False
     return f"; did you mean {'--' if flag else ''}{near[0]}?" if near else ""
 
 
-def shown(value: object) -> str:
-    """A value as a message shows it: short, and without credentials in URLs."""
+def format_value(value: object) -> str:
+    """Return a value as a message shows it: short, and without credentials in URLs."""
     text = hide_url_secrets(repr(value), mark="…")
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"
 
@@ -114,19 +114,19 @@ def _remedy(
         doc = " ".join((info.description or "").split()) if info else ""
         return f"must be given. {doc}".strip(), ""
     if kind == "value_error":
-        return str(details["ctx"]["error"]).partition(", got ")[0], shown(value)
+        return str(details["ctx"]["error"]).partition(", got ")[0], format_value(value)
     if kind in ("greater_than", "greater_than_equal", "less_than", "less_than_equal", "too_short"):
         return details["msg"].replace("Input should be", "must be").replace(
             "Tuple should have at least 1 item after validation, not 0", "must hold at least one"
-        ), shown(value)
+        ), format_value(value)
     if kind == "finite_number":
-        return "must be a finite number", shown(value)
+        return "must be a finite number", format_value(value)
     if info is None:
-        return details["msg"], shown(value)
+        return details["msg"], format_value(value)
     item = item_of(info.annotation) if path[-1].isdigit() else None
     wanted = "a mapping" if section_of(item) else describe_type(info)
     hint = f'; quote it: "{value}"' if wanted.startswith("text") and isinstance(value, int) else ""
-    return f"must be {wanted}{_near_choice(value, wanted)}{hint}", shown(value)
+    return f"must be {wanted}{_near_choice(value, wanted)}{hint}", format_value(value)
 
 
 def _near_choice(value: object, wanted: str) -> str:

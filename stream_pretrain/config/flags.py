@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from stream_pretrain.config.faults import shown, suggest_key
+from stream_pretrain.config.faults import format_value, suggest_key
 from stream_pretrain.config.fields import (
     find_field,
     flags_of,
@@ -53,7 +53,7 @@ def parse_flags(argv: Sequence[str], model: type[Section], options: type[Section
             flags.faults.append(
                 Fault(
                     path="command line",
-                    found=shown(text),
+                    found=format_value(text),
                     remedy="not expected here; flags begin with --",
                 )
             )
@@ -114,7 +114,7 @@ def _store(
     try:
         value = flag_value(annotation, text)
     except ValueError as error:
-        flags.faults.append(Fault(path=f"--{name}", found=shown(text), remedy=str(error)))
+        flags.faults.append(Fault(path=f"--{name}", found=format_value(text), remedy=str(error)))
         return
     if is_list(annotation) and not text.startswith("[") and value is not None:
         value = [*into.get(key, []), value]

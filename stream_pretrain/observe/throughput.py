@@ -23,8 +23,8 @@ _HISTORY_INTERVALS = 32
 class Rates:
     """The rates of one interval. Training time is the interval without its saves and evaluations.
 
-    `tokens_per_second` and `data_wait` are relative to training time, `save_share` and
-    `evaluation_share` to the whole.
+    `tokens_per_second` and `data_wait` are relative to training time, `save_share` to the whole
+    interval.
     """
 
     seconds: float
@@ -34,7 +34,6 @@ class Rates:
     tokens_per_second: float
     data_wait: float
     save_share: float
-    evaluation_share: float
     mfu: float | None
 
     def per_step(self) -> dict[str, Any]:
@@ -114,7 +113,6 @@ class Meter:
             tokens_per_second=speed,
             data_wait=min(1.0, self._spent["data"] / training),
             save_share=min(1.0, self._spent["save"] / seconds),
-            evaluation_share=min(1.0, self._spent["evaluation"] / seconds),
             mfu=self._mfu(speed),
         )
         if self._steps:

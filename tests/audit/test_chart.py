@@ -1,4 +1,4 @@
-"""Charts are valid SVG, lose no peak, and bear any data."""
+"""Charts are valid SVG, lose no peak, and accept any data."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_little_data_is_no_error(points: list[tuple[float, float]], log_y: bool)
     assert ("no data" in svg) is not drawn
 
 
-def test_a_lonely_point_is_a_dot() -> None:
+def test_a_single_point_is_a_dot() -> None:
     svg = line_chart([Series(name="x", points=[(3, 5.0)])], "t")
     assert len(list(parse(svg).iter(f"{SVG}circle"))) == 1
 
@@ -104,7 +104,7 @@ def test_a_chart_within_a_page_leaves_the_style_to_it() -> None:
     assert "prefers-color-scheme:dark" in line_chart([], "t")
 
 
-def test_many_series_share_six_colours_and_wrap_their_keys() -> None:
+def test_many_series_share_six_colors_and_wrap_their_keys() -> None:
     many = [Series(name=f"stream number {n}", points=[(0, n), (1, n)]) for n in range(9)]
     svg = line_chart(many, "t", size=(360, 240))
     assert "s5" in svg

@@ -1,4 +1,4 @@
-"""A report tells of a run what its events say, loads nothing, and gives no secret away."""
+"""A report shows the events of a run, loads nothing, and contains no secret."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def write_run(path: Path, events: list[Event], config: str = "run:\n  dir: x\n")
 
 
 class Checker(HTMLParser):
-    """Fails on tags that do not match; gathers text and what would be fetched."""
+    """Fail on tags that do not match; collect the text and what would be loaded."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -103,7 +103,7 @@ class Checker(HTMLParser):
 
 
 def check(html: str) -> str:
-    """The page's text, after looking at its structure."""
+    """Check the structure of a page, and return its text."""
     checker = Checker()
     checker.feed(html)
     assert checker.open == []
@@ -231,7 +231,7 @@ def test_smoothing_follows_a_change_and_ignores_what_is_not_finite() -> None:
     assert smoothed[600][1] == pytest.approx(3.0, abs=0.01)
 
 
-def test_a_place_without_metrics_is_refused(tmp_path: Path) -> None:
+def test_a_directory_without_metrics_is_refused(tmp_path: Path) -> None:
     with pytest.raises(
         DataError, match=r"metrics.jsonl: there is no such file. Give the directory"
     ):
@@ -239,7 +239,7 @@ def test_a_place_without_metrics_is_refused(tmp_path: Path) -> None:
 
 
 class Far:
-    """A store that is elsewhere: everything must go through its verbs."""
+    """A store that is not on this machine: only its methods may be used."""
 
     is_local = False
 

@@ -67,7 +67,7 @@ def test_work_done_before_a_restart_does_not_count_as_speed() -> None:
     assert bar.text() == "encode  60/100 documents (60 %)  1.2K tokens  20 tokens/s  40s left"
 
 
-def test_nothing_is_said_when_it_is_off(capfd: pytest.CaptureFixture[str]) -> None:
+def test_nothing_is_printed_when_it_is_off(capfd: pytest.CaptureFixture[str]) -> None:
     with Progress("x", total=1, mode="off") as bar:
         bar.advance(1)
         bar.print_line("hello")
@@ -133,7 +133,7 @@ def test_a_terminal_gets_a_line_that_is_rewritten() -> None:
     assert b"\x1b[?25h" in shown[shown.rindex(b"\x1b[?25l") :], "the cursor is hidden"
 
 
-def test_the_training_line_says_all_that_is_known() -> None:
+def test_the_training_line_shows_all_that_is_known() -> None:
     event = {
         "step": 1200,
         "loss": 3.21444,

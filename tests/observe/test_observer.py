@@ -1,4 +1,4 @@
-"""Every step has its line, in order, without a wait for the device at every step."""
+"""Every step has its line, in order, without waiting for the device at every step."""
 
 from __future__ import annotations
 
@@ -178,7 +178,7 @@ def test_an_evaluation_comes_after_the_steps_before_it(tmp_path: Path) -> None:
     assert job.observer.read() == []
 
 
-def test_a_save_flushes_and_counts_the_time_that_training_stood_still(tmp_path: Path) -> None:
+def test_a_save_flushes_and_counts_the_time_that_training_was_blocked(tmp_path: Path) -> None:
     job = Job(tmp_path, every=100)
     job.observer.start(step=0, tokens=0, resumed=False)
     job.step(1)
@@ -222,7 +222,7 @@ def test_a_start_from_nothing_forgets_a_run_that_never_saved(tmp_path: Path) -> 
     assert again.logger.calls == [("cut", EMPTY)]
 
 
-def test_a_sink_gets_a_step_once_with_its_evaluation(tmp_path: Path) -> None:
+def test_a_logger_gets_a_step_once_with_its_evaluation(tmp_path: Path) -> None:
     job = Job(tmp_path, every=1)
     job.observer.start(step=0, tokens=0, resumed=False)
     job.step(1, stream_tokens={"web": 60})
@@ -239,7 +239,7 @@ def test_a_sink_gets_a_step_once_with_its_evaluation(tmp_path: Path) -> None:
     assert job.logger.calls[-1] == "close"
 
 
-def test_a_sink_that_lacks_steps_is_given_them_at_a_resume(tmp_path: Path) -> None:
+def test_a_logger_that_lacks_steps_is_given_them_at_a_resume(tmp_path: Path) -> None:
     job = Job(tmp_path, every=1)
     job.observer.start(step=0, tokens=0, resumed=False)
     for number in range(1, 8):
@@ -256,7 +256,7 @@ def test_a_sink_that_lacks_steps_is_given_them_at_a_resume(tmp_path: Path) -> No
     assert rows[1][1] == job.logger.logged()[3][1]
 
 
-def test_sinks_may_come_with_the_start(tmp_path: Path) -> None:
+def test_loggers_may_come_with_the_start(tmp_path: Path) -> None:
     job = Job(tmp_path, every=1)
     late = RecordingLogger()
     job.observer.start(step=0, tokens=0, resumed=False, loggers=[late])
@@ -301,7 +301,8 @@ def test_a_sync_from_the_savers_thread_never_sees_half_a_line(tmp_path: Path) ->
     for number in range(1, 301):
         job.step(number)
     done.set()
-    saver.join()
+    saver.join(timeout=60)
+    assert not saver.is_alive()
     assert sizes == sorted(sizes)
     steps = [event["step"] for event in job.written() if event["event"] == "step"]
     assert steps == list(range(1, 301))

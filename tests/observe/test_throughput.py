@@ -1,4 +1,4 @@
-"""Rates are what a clock says they are."""
+"""Rates follow from the clock, the tokens and the time of waits, saves and evaluations."""
 
 from __future__ import annotations
 
@@ -32,7 +32,6 @@ def test_rates_of_an_interval_leave_saves_and_evaluations_out_of_the_speed() -> 
     assert rates.tokens_per_second == pytest.approx(800 / 8)
     assert rates.data_wait == pytest.approx(2 / 8)
     assert rates.save_share == pytest.approx(0.1)
-    assert rates.evaluation_share == pytest.approx(0.1)
     assert rates.mfu == pytest.approx(100 * 6 / 1200)
     assert rates.per_step()["seconds"] == pytest.approx(2.0)
     assert meter.last == {"data": 0.5, "save": 1.0, "evaluation": 1.0}
@@ -77,7 +76,7 @@ def test_time_left_counts_saves_and_forgets_the_first_interval() -> None:
     assert meter.seconds_left(None) is None
 
 
-def test_begin_forgets_the_time_before_the_first_step() -> None:
+def test_reset_forgets_the_time_before_the_first_step() -> None:
     clock = Clock()
     meter = Meter(clock=clock)
     clock.now += 50
