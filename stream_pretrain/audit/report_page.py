@@ -126,7 +126,7 @@ def _facts(data: ReportData) -> str:
         "saves": str(data.saves),
     }
     if data.skipped:
-        facts["updates left out"] = f"{data.skipped:,}"
+        facts["skipped updates"] = f"{data.skipped:,}"
     facts["data digest"] = str(last["digest"])
     cells = "".join(
         f"<div><dt>{safe_text(k)}</dt><dd>{safe_text(v)}</dd></div>" for k, v in facts.items()
