@@ -220,7 +220,7 @@ def run_tasks(
     ) as bar:
         bar.start_from(_size_done(tasks, prior))
         if receipts:
-            bar.say(f"{len(receipts)} finished parts are kept")
+            bar.print_line(f"{len(receipts)} finished parts are kept")
 
         def on_progress(size: int, documents: int, tokens: int) -> None:
             bar.advance(size, documents=documents, tokens=tokens)

@@ -114,9 +114,9 @@ def _run_with_arguments(name: str, command: Command, words: list[str]) -> int:
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
     if name != "demo":
         from stream_pretrain.config.load_config import load_config
-        from stream_pretrain.config.options import Access
+        from stream_pretrain.config.options import StorageOptions
 
-        access = load_config(rest, model=Access, program=f"{PROGRAM} {name}")
+        access = load_config(rest, model=StorageOptions, program=f"{PROGRAM} {name}")
         arguments.storage = access.config.storage
     return _function(command)(arguments)
 

@@ -1,8 +1,8 @@
-"""What can go wrong, named after who must act. In: nothing. Out: the exception classes. Does not
-print or exit.
+"""Define the exceptions that a person can act on, named after what must be changed.
 
-Every class takes one string, so that an error raised in a DataLoader worker survives the trip to
-its parent. A message says where, what was found, and what to do.
+Every class can be constructed from one string, so that an error that is raised in a DataLoader
+worker can be raised again in its parent process. A message says where the error is, what was found
+there, and what to do. The classes neither print nor exit.
 """
 
 from __future__ import annotations
@@ -12,15 +12,16 @@ from dataclasses import dataclass
 
 
 class StreamPretrainError(Exception):
-    """Base of all errors that a person can act on. `exit_code` is what the command returns."""
+    """Base of all errors that a person can act on. The command exits with `exit_code`."""
 
     exit_code = 1
 
 
 @dataclass(frozen=True, kw_only=True)
 class Fault:
-    """One thing wrong with a configuration: `path` (dotted), `found` (the value as text), `remedy`
-    (what to do).
+    """One error in a configuration.
+
+    `path` is the dotted key, `found` its value as text, `remedy` says what to do.
     """
 
     path: str
@@ -28,8 +29,8 @@ class Fault:
     remedy: str
 
     def __str__(self) -> str:
-        found = f" is {self.found}" if self.found else ""
-        return f"{self.path}{found}: {self.remedy}"
+        value = f" is {self.found}" if self.found else ""
+        return f"{self.path}{value}: {self.remedy}"
 
 
 class ConfigError(StreamPretrainError):
@@ -43,22 +44,22 @@ class ConfigError(StreamPretrainError):
 
     @classmethod
     def of(cls, faults: Sequence[Fault]) -> ConfigError:
-        """All faults in one message, one line each."""
+        """Return an error whose message lists all faults, one line each."""
         head = "1 fault" if len(faults) == 1 else f"{len(faults)} faults"
         lines = "\n".join(f"  - {fault}" for fault in faults)
         return cls(f"{head} in the configuration; nothing was started.\n{lines}", faults)
 
 
 class DataError(StreamPretrainError):
-    """The data must be mended or another dataset chosen."""
+    """The data must be repaired, or another dataset chosen."""
 
 
 class ShardError(DataError):
-    """One shard cannot be fetched or is damaged."""
+    """A shard cannot be fetched, or is damaged."""
 
 
 class StorageError(StreamPretrainError):
-    """A path or bucket does not do what was asked.
+    """An operation on a path or bucket failed.
 
     `reason` is one of `absent`, `denied`, `conflict`, `timeout`, `damaged`, `full`, `unreachable`,
     `other`.
@@ -70,7 +71,7 @@ class StorageError(StreamPretrainError):
 
 
 class CheckpointError(StreamPretrainError):
-    """No checkpoint fits, or one could not be written or read."""
+    """No checkpoint fits this run, or a checkpoint could not be written or read."""
 
 
 class OwnerError(StreamPretrainError):
@@ -78,4 +79,4 @@ class OwnerError(StreamPretrainError):
 
 
 class TrainingError(StreamPretrainError):
-    """Training itself must stop: a non-finite loss, a spike, ranks that disagree."""
+    """Training must stop: the loss is not finite or spikes, or the ranks disagree."""

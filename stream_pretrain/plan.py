@@ -1,8 +1,8 @@
-"""Config, world, cards and model facts -> every derived number of a run, once. Pure: reads nothing,
-starts nothing.
+"""Derive every number of a run from its configuration, world, streams and model.
 
-Nobody computes steps per epoch, accumulation or warm-up elsewhere. All faults come together in one
-`ConfigError`, each with its path, what was found and values that would do.
+Steps per epoch, gradient accumulation and warm-up are computed here and nowhere else. All faults
+are raised together in one `ConfigError`, each with its key, its value and values that would be
+accepted. `plan` is a pure function: it reads no file and starts nothing.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from stream_pretrain.errors import ConfigError, Fault
 from stream_pretrain.order import (
     Order,
     canonical_nodes,
-    in_whole_steps,
     samples_drawn,
     shuffle_block,
+    stratified_samples,
 )
 from stream_pretrain.plan_checks import check_chunk, check_model, check_seq_len, check_tokenizers
-from stream_pretrain.run_length import schedule_steps, total_steps_of
+from stream_pretrain.run_length import count_total_steps, schedule_steps
 from stream_pretrain.schema import ModelFacts, StreamFacts, World
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """Derived numbers of a run. Steps count optimizer updates, tokens count targets.
+    """The derived numbers of a run. Steps count optimizer updates, tokens count targets.
 
-    `total_steps` is `None` where only `stop.max_time` ends the run. `micro_steps` are the
-    micro-batches of one rank in a step (gradient accumulation). `validation_samples` has the
-    validation samples by set.
+    `total_steps` is `None` if only `stop.max_time` ends the run. `micro_steps` is the number of
+    micro-batches per rank and step (gradient accumulation). `validation_samples` has the number of
+    samples per validation set.
     """
 
     world: World
@@ -66,37 +66,37 @@ class Plan:
 
     @property
     def stream_keys(self) -> tuple[str, ...]:
-        """What a stream is counted under: its content, so that a renamed one counts on."""
+        """Keys of the sample counters: a stream's content, so renaming it keeps its count."""
         digests = [facts.index_digest for facts in self.streams]
         return tuple(
-            digest if (twin := digests[:place].count(digest)) == 0 else f"{digest}#{twin + 1}"
-            for place, digest in enumerate(digests)
+            digest if (twins := digests[:i].count(digest)) == 0 else f"{digest}#{twins + 1}"
+            for i, digest in enumerate(digests)
         )
 
     @property
     def total_tokens(self) -> int | None:
-        """Targets of the whole run, where its length is known."""
+        """Targets of the whole run; None if its length is not known."""
         return None if self.total_steps is None else self.total_steps * self.tokens_per_step
 
-    def seen_from(self, world: World) -> Plan:
-        """The same plan on another rank of the same world."""
+    def with_world(self, world: World) -> Plan:
+        """Return the same plan for another rank of the same world."""
         return replace(self, world=world)
 
-    def in_whole_batches(self) -> Plan:
-        """The same plan read by one process, a global batch at a time."""
+    def for_one_process(self) -> Plan:
+        """Return the same plan for a single process that reads whole global batches."""
         return replace(self, world=World(), micro_batch=self.global_batch, micro_steps=1)
 
     def evaluation_due(self, step: int) -> bool:
-        """Whether to evaluate after `step` updates: the last one included, before it is saved."""
+        """Return whether to evaluate after `step` updates."""
         at_end = self.evaluate_at_end and step == self.total_steps
         return bool(self.validation_samples) and (at_end or _due(step, self.evaluate_every))
 
     def save_due(self, step: int) -> bool:
-        """Whether to save after `step` updates."""
+        """Return whether to save after `step` updates."""
         return _due(step, self.save_every)
 
     def log_due(self, step: int) -> bool:
-        """Whether a person should see `step` on the console."""
+        """Return whether to read the device's numbers and print them after `step` updates."""
         return _due(step, self.log_every) or step in (1, self.total_steps)
 
 
@@ -106,30 +106,34 @@ def plan(
     streams: Sequence[StreamFacts],
     validation_sets: Mapping[str, Sequence[StreamFacts]],
     model: ModelFacts,
-    others: Sequence[Fault] = (),
+    prior_faults: Sequence[Fault] = (),
 ) -> Plan:
-    """Derive everything, or raise one `ConfigError` with all that does not fit, `others` first."""
-    faults: list[Fault] = list(others)
+    """Derive the numbers of a run.
+
+    Raises:
+        ConfigError: it lists `prior_faults` and everything that does not fit together.
+    """
+    faults: list[Fault] = list(prior_faults)
     micro_batch = _micro_batch(config, world, faults)
-    everything = [*streams, *(s for held in validation_sets.values() for s in held)]
-    check_seq_len(config, everything, faults)
-    seq_len = sequence_length(config, everything)
+    all_streams = [*streams, *(s for group in validation_sets.values() for s in group)]
+    check_seq_len(config, all_streams, faults)
+    seq_len = sequence_length(config, all_streams)
     check_tokenizers(streams, validation_sets, faults)
     check_model(model, seq_len, streams, faults)
     check_chunk(config, micro_batch * seq_len, faults)
     order = _order(config, streams, faults)
     global_batch = config.batch.global_size
     tokens_per_step = global_batch * seq_len
-    total_steps = total_steps_of(config, tokens_per_step, order.steps_per_epoch)
+    total_steps = count_total_steps(config, tokens_per_step, order.steps_per_epoch)
     warmup, decay = schedule_steps(config, total_steps, tokens_per_step, faults)
     if faults:
         raise ConfigError.of(faults)
-    most = config.evaluation.batches
+    batches = config.evaluation.batches
     return Plan(
         world=world,
         model=model,
         streams=tuple(streams),
-        validation_sets={name: tuple(held) for name, held in validation_sets.items()},
+        validation_sets={name: tuple(group) for name, group in validation_sets.items()},
         order=order,
         seq_len=seq_len,
         global_batch=global_batch,
@@ -140,8 +144,8 @@ def plan(
         decay_steps=decay,
         max_seconds=config.stop.max_time,
         validation_samples={
-            name: min(sum(s.samples for s in held), most * global_batch if most else 1 << 62)
-            for name, held in validation_sets.items()
+            name: min(sum(s.samples for s in group), batches * global_batch if batches else 1 << 62)
+            for name, group in validation_sets.items()
         },
         evaluate_every=config.evaluation.every,
         evaluate_at_start=config.evaluation.at_start,
@@ -156,7 +160,7 @@ def _due(step: int, every: int | None) -> bool:
 
 
 def _micro_batch(config: Config, world: World, faults: list[Fault]) -> int:
-    """Samples per rank and forward pass; must divide a rank's share of the global batch."""
+    """Return the samples per rank and forward pass; they must divide a rank's share of a batch."""
     size = config.batch.global_size
     if size % world.world_size:
         faults.append(
@@ -184,12 +188,12 @@ def _micro_batch(config: Config, world: World, faults: list[Fault]) -> int:
 
 
 def sequence_length(config: Config, streams: Sequence[StreamFacts]) -> int:
-    """Inputs per sample: the config's, or those of the rows."""
+    """Return the inputs per sample: those of the configuration, else those of the rows."""
     return config.data.seq_len or min(stream.row_ids - 1 for stream in streams)
 
 
 def _order(config: Config, streams: Sequence[StreamFacts], faults: list[Fault]) -> Order:
-    """The order of the training data, all of it explicit."""
+    """Return the order of the training data with every setting explicit."""
     size = config.batch.global_size
     shuffle = config.data.shuffle
     nodes = shuffle.canonical_nodes or canonical_nodes(size)
@@ -210,27 +214,26 @@ def _order(config: Config, streams: Sequence[StreamFacts], faults: list[Fault]) 
     )
     if config.data.batching == "stratified":
         weighted = config.data.train[0].weight is not None
-        drawn = in_whole_steps(drawn, size, None if weighted else drawn)
-        nodes = _one_node(config, faults)
-        _check_block(config, drawn, faults)
+        drawn = stratified_samples(drawn, size, None if weighted else drawn)
+        nodes = _stratified_canonical_nodes(config, faults)
+        _check_stratified_block(config, drawn, faults)
     if not any(drawn):
         faults.append(
             Fault(
                 path="batch.global_size",
                 found=str(size),
                 remedy=f"the training data has {sum(s.samples for s in streams)} samples, less "
-                "than "
-                "one global batch; lower it, or convert more text or shorter samples",
+                "than one global batch; lower it, or convert more text or shorter samples",
             )
         )
-    whole = "a step" if config.data.batching == "stratified" else "an epoch"
+    unit = "a step" if config.data.batching == "stratified" else "an epoch"
     for stream, count in zip(streams, drawn, strict=True):
         if any(drawn) and count == 0:
             faults.append(
                 Fault(
                     path="data.train",
                     found=stream.name,
-                    remedy=f"its share of {whole} is less than one sample; raise its weight or "
+                    remedy=f"its share of {unit} is less than one sample; raise its weight or "
                     "leave it out",
                 )
             )
@@ -248,8 +251,8 @@ def _order(config: Config, streams: Sequence[StreamFacts], faults: list[Fault]) 
     )
 
 
-def _one_node(config: Config, faults: list[Fault]) -> int:
-    """Canonical nodes of steps that have an exact share of each stream: they are made as wholes."""
+def _stratified_canonical_nodes(config: Config, faults: list[Fault]) -> int:
+    """Return 1: stratified batching builds each global batch as a whole, not per canonical node."""
     nodes = config.data.shuffle.canonical_nodes
     if nodes not in (None, 1):
         faults.append(
@@ -262,23 +265,23 @@ def _one_node(config: Config, faults: list[Fault]) -> int:
     return 1
 
 
-def _check_block(config: Config, drawn: Sequence[int], faults: list[Fault]) -> None:
-    """Stratified streams shuffle in shares of a block; each must hold two samples at least."""
+def _check_stratified_block(config: Config, drawn: Sequence[int], faults: list[Fault]) -> None:
+    """Check that each stream's share of a shuffle block holds at least two samples."""
     size = config.data.shuffle.block_size
-    least = math.ceil(2 * sum(drawn) / min(drawn)) + 1 if all(drawn) else 0
-    if size is not None and size < least:
+    smallest = math.ceil(2 * sum(drawn) / min(drawn)) + 1 if all(drawn) else 0
+    if size is not None and size < smallest:
         faults.append(
             Fault(
                 path="data.shuffle.block_size",
                 found=str(size),
-                remedy=f"each stream must have two samples of a block; at least {least}",
+                remedy=f"each stream must have two samples of a block; at least {smallest}",
             )
         )
 
 
-def _nearest_multiples(value: int, of: int) -> str:
-    below = value // of * of
-    return f"{below} or {below + of}" if below else str(of)
+def _nearest_multiples(value: int, factor: int) -> str:
+    below = value // factor * factor
+    return f"{below} or {below + factor}" if below else str(factor)
 
 
 def _divisors(number: int) -> list[int]:

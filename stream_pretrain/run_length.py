@@ -1,5 +1,7 @@
-"""How long a run is, in steps. In: the configuration, tokens a step, steps an epoch. Out: total,
-warm-up and decay. Pure; what does not fit becomes a fault.
+"""Compute the length of a run, its warm-up and its decay in steps.
+
+The functions take the configuration, the tokens per step and the steps per epoch. Everything that
+does not fit together is appended to a list of faults.
 """
 
 from __future__ import annotations
@@ -11,8 +13,11 @@ from stream_pretrain.config.types import TrainingDuration
 from stream_pretrain.errors import Fault
 
 
-def total_steps_of(config: Config, tokens_per_step: int, steps_per_epoch: int) -> int | None:
-    """The first limit that a run of known length meets; tokens are rounded up to whole steps."""
+def count_total_steps(config: Config, tokens_per_step: int, steps_per_epoch: int) -> int | None:
+    """Return the step at which the run ends; None if only `stop.max_time` ends it.
+
+    The first limit that is reached counts. Tokens are rounded up to whole steps.
+    """
     stop = config.stop
     limits = [
         stop.max_steps,
@@ -25,29 +30,30 @@ def total_steps_of(config: Config, tokens_per_step: int, steps_per_epoch: int) -
 def schedule_steps(
     config: Config, total_steps: int | None, tokens_per_step: int, faults: list[Fault]
 ) -> tuple[int, int | None]:
-    """Warm-up and decay in steps; no decay length means: to the end of the run."""
+    """Return warm-up and decay in steps; a decay of None lasts until the end of the run."""
     schedule = config.schedule
     kind = schedule.kind
-    open_end = total_steps is None and (kind == "wsd" or schedule.decay is None)
-    if open_end and kind in ("cosine", "linear", "wsd"):
+    is_open_ended = total_steps is None and (kind == "wsd" or schedule.decay is None)
+    if is_open_ended and kind in ("cosine", "linear", "wsd"):
         faults.append(
             Fault(
                 path="schedule.kind",
                 found=kind,
                 remedy="needs the length of the run; set stop.max_tokens, max_steps or "
-                "max_epochs, or "
-                "use constant or inverse_sqrt",
+                "max_epochs, or use constant or inverse_sqrt",
             )
         )
     steps: list[int | None] = []
-    for path, span in (("schedule.warmup", schedule.warmup), ("schedule.decay", schedule.decay)):
-        if span is not None and span.unit == "fraction" and span.amount and total_steps is None:
+    periods = (("schedule.warmup", schedule.warmup), ("schedule.decay", schedule.decay))
+    for path, period in periods:
+        is_fraction = period is not None and period.unit == "fraction" and period.amount > 0
+        if period is not None and is_fraction and total_steps is None:
             if path == "schedule.warmup" and "warmup" not in schedule.model_fields_set:
                 steps.append(0)
                 continue
             remedy = "a fraction needs the length of the run; write steps or tokens"
-            faults.append(Fault(path=path, found=str(span.plain()), remedy=remedy))
-        steps.append(duration_steps(span, total_steps or 0, tokens_per_step))
+            faults.append(Fault(path=path, found=str(period.to_yaml()), remedy=remedy))
+        steps.append(duration_steps(period, total_steps or 0, tokens_per_step))
     warmup, decay = steps[0] or 0, steps[1]
     if schedule.decay is None:
         decay = None
@@ -62,12 +68,14 @@ def schedule_steps(
     return warmup, decay
 
 
-def duration_steps(span: TrainingDuration | None, total_steps: int, tokens_per_step: int) -> int:
-    """A stretch of training in whole steps; anything above zero lasts at least one."""
-    if span is None or span.amount == 0:
+def duration_steps(
+    duration: TrainingDuration | None, total_steps: int, tokens_per_step: int
+) -> int:
+    """Convert a duration to whole steps; every duration above zero lasts at least one step."""
+    if duration is None or duration.amount == 0:
         return 0
-    if span.unit == "steps":
-        return int(span.amount)
-    if span.unit == "tokens":
-        return math.ceil(span.amount / tokens_per_step)
-    return max(1, round(span.amount * total_steps))
+    if duration.unit == "steps":
+        return int(duration.amount)
+    if duration.unit == "tokens":
+        return math.ceil(duration.amount / tokens_per_step)
+    return max(1, round(duration.amount * total_steps))

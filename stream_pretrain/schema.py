@@ -1,8 +1,7 @@
-"""The facts that the packages hand to one another. In: nothing. Out: frozen dataclasses. Does not
-read files or load torch.
+"""Define the frozen dataclasses that the packages exchange.
 
-`convert` writes a `Card`; whoever starts a job gathers `World`, `Card` and `ModelFacts` and gives
-them to `plan`.
+`convert` writes a `Card`. A job collects `World`, the `StreamFacts` of its data and `ModelFacts`,
+and passes them to `plan`. This module reads no files and does not load torch.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ class World:
 
 @dataclass(frozen=True, kw_only=True)
 class FileStamp:
-    """One file of a receipt: name relative to the receipt, size in bytes, xxh3-128 in hex."""
+    """One file of a receipt: name relative to the receipt, size in bytes and xxh3-128 in hex."""
 
     name: str
     size: int
@@ -57,7 +56,7 @@ class FileStamp:
 
 @dataclass(frozen=True, kw_only=True)
 class SourceFile:
-    """One input of a conversion: where it was, its size in bytes and xxh3-128 of its raw bytes."""
+    """One input file of a conversion: its path, size in bytes and the xxh3-128 of its raw bytes."""
 
     name: str
     path: str
@@ -69,8 +68,9 @@ class SourceFile:
 
 @dataclass(frozen=True, kw_only=True)
 class SplitCounts:
-    """Counts of one split. `tokens` include end-of-text; `dropped_tokens` did not fill a last
-    sample.
+    """Counts of one split.
+
+    `tokens` includes end-of-text tokens; `dropped_tokens` are those after the last full sample.
     """
 
     documents: int = 0
@@ -82,10 +82,10 @@ class SplitCounts:
 
 @dataclass(frozen=True, kw_only=True)
 class Card:
-    """`dataset.json`: how a dataset was made. One card covers all splits.
+    """How a dataset was made, as stored in `dataset.json`. One card covers all splits.
 
-    `seq_len` counts inputs per sample (rows hold `seq_len + 1` ids). `vocab_size` is the
-    tokenizer's, special tokens included. `content_hash` covers token rows and split names alone.
+    `seq_len` counts inputs per sample (a row holds `seq_len + 1` ids). `vocab_size` is that of the
+    tokenizer, special tokens included. `content_hash` covers only token rows and split names.
     """
 
     seq_len: int
@@ -103,12 +103,16 @@ class Card:
     schema_version: int = CARD_SCHEMA_VERSION
 
     def to_json(self) -> str:
-        """The card as indented JSON with sorted keys and a final newline."""
+        """Return the card as indented JSON with sorted keys and a final newline."""
         return json.dumps(asdict(self), indent=2, sort_keys=True, ensure_ascii=False) + "\n"
 
     @classmethod
     def from_json(cls, text: str | bytes, where: str) -> Card:
-        """Parse a card; `where` names it in the `DataError` that a bad one raises."""
+        """Parse a card; `where` names it in error messages.
+
+        Raises:
+            DataError: the text is not a card that this version can read.
+        """
         try:
             raw = json.loads(text)
         except ValueError as error:
@@ -135,24 +139,27 @@ class Card:
 
 @dataclass(frozen=True, kw_only=True)
 class StreamFacts:
-    """What is known of a stream before a job starts: counts from its index, format from a card."""
+    """What is known about a stream before a job starts.
+
+    The counts come from its index; `card` is None for a stream that another tool has written.
+    """
 
     name: str
     location: str
     samples: int
     row_ids: int
     shards: int
-    bytes_compressed: int
-    bytes_raw: int
-    largest_shard_bytes: int
     index_digest: str
-    hashed: bool
     card: Card | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelFacts:
-    """What `plan` needs of a model: sizes in tokens, parameters counted once where tied."""
+    """What `plan` needs to know about a model.
+
+    `block_size` is the context length in tokens. Tied parameters count once. `flops_per_token`
+    covers the forward and the backward pass.
+    """
 
     name: str
     vocab_size: int

@@ -1,7 +1,6 @@
-"""Numbers as people write them. In: text or numbers. Out: counts, bytes, seconds, and back to text.
-Knows no configuration.
+"""Parse counts, sizes and durations as people write them, and format them again.
 
-The caller knows which kind it wants; text of another kind (`64MiB` for a count) is refused.
+The caller chooses the kind of quantity; text of another kind (`64MiB` for a count) is refused.
 """
 
 from __future__ import annotations
@@ -57,22 +56,31 @@ _CLOCK = re.compile(r"(?:([0-9]+)(?:-|d\s+))?([0-9]+):([0-5][0-9]):([0-5][0-9](?
 
 
 def parse_count(value: object) -> int:
-    """A count of things, at least 0: `1_000`, `1e9`, `"20B"`, `"64Ki"`. ValueError otherwise.
+    """Parse a count of at least 0: `1_000`, `1e9`, `"20B"`, `"64Ki"`.
 
-    With a unit the nearest whole number is taken, as for sizes.
+    A number with a unit is rounded to the nearest whole number, as for sizes.
+
+    Raises:
+        ValueError: the value is not such a count.
     """
     return _parse_whole(value, COUNT_UNITS, _COUNT, fold_case=False)
 
 
 def parse_bytes(value: object) -> int:
-    """A size in bytes, at least 0: `1024`, `"64MiB"`, `"100 MB"` (case does not matter). ValueError
-    otherwise."""
+    """Parse a size in bytes, at least 0: `1024`, `"64MiB"`, `"100 MB"` (case does not matter).
+
+    Raises:
+        ValueError: the value is not such a size.
+    """
     return _parse_whole(value, BYTE_UNITS, _BYTES, fold_case=True)
 
 
 def parse_duration(value: object) -> float:
-    """Seconds, at least 0: `90`, `"90m"`, `"1h30m"`, `"1:30:00"`, `"2-00:00:00"`. ValueError
-    otherwise."""
+    """Parse a duration in seconds: `90`, `"90m"`, `"1h30m"`, `"1:30:00"`, `"2-00:00:00"`.
+
+    Raises:
+        ValueError: the value is not such a duration.
+    """
     if not isinstance(value, str):
         return _checked(value, _DURATION, value)
     text = value.strip()
@@ -90,7 +98,7 @@ def parse_duration(value: object) -> float:
 
 
 def format_count(count: float) -> str:
-    """Three significant digits at most: 999, `1.23M`, `20B`."""
+    """Format a count with at most three significant digits: `999`, `1.23M`, `20B`."""
     size = abs(count)
     for factor, unit in ((10**12, "T"), (10**9, "B"), (10**6, "M"), (10**3, "K")):
         if size >= factor * 0.9995:
@@ -99,7 +107,7 @@ def format_count(count: float) -> str:
 
 
 def format_bytes(size: float) -> str:
-    """Binary units, three significant digits: `512 B`, `1.5 KiB`, `64 MiB`."""
+    """Format a size in binary units with three significant digits: `512 B`, `1.5 KiB`, `64 MiB`."""
     for factor, unit in ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
         if abs(size) >= factor:
             return f"{_three_digits(size / factor)} {unit}"
@@ -107,7 +115,7 @@ def format_bytes(size: float) -> str:
 
 
 def format_duration(seconds: float) -> str:
-    """`0.25s`, `42s`, `1:30:00`, `1d 12:00:00`: text that `parse_duration` reads."""
+    """Format a duration as `parse_duration` reads it: `0.25s`, `42s`, `1:30:00`, `1d 12:00:00`."""
     if not math.isfinite(seconds):
         return "unknown"
     if seconds < 9.995:
@@ -143,7 +151,7 @@ def _parse_whole(value: object, units: Mapping[str, int], kind: str, *, fold_cas
 
 
 def _checked(number: object, kind: str, value: object) -> float:
-    """A finite number that is not negative; `value` is what the message shows."""
+    """Return a finite, non-negative number; the error message shows `value`."""
     if isinstance(number, bool) or not isinstance(number, int | float):
         raise ValueError(f"must be {kind}, got {value!r}")
     if not math.isfinite(number) or number < 0:
@@ -152,7 +160,7 @@ def _checked(number: object, kind: str, value: object) -> float:
 
 
 def _three_digits(number: float) -> str:
-    """At most three significant digits before trailing zeros, never an exponent."""
+    """Format a number with at most three significant digits, without trailing zeros or exponent."""
     decimals = 2 if abs(number) < 9.995 else 1 if abs(number) < 99.95 else 0
     text = f"{number:.{decimals}f}"
     return text.rstrip("0").rstrip(".") if "." in text else text

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from stream_pretrain.audit.compare_runs import FinalState, ending
+from stream_pretrain.audit.compare_runs import FinalState, read_final_state
 from stream_pretrain.observe.jsonl import read_events
 from stream_pretrain.storage.store import open_store
 
@@ -46,7 +46,7 @@ def recorded(record: Path) -> Mapping[int, list[int]]:
 
 def end_of(run: Path) -> FinalState:
     """The run's newest whole checkpoint and losses."""
-    return ending(open_store(run))
+    return read_final_state(open_store(run))
 
 
 def assert_same(run: Path, other: Path) -> None:

@@ -1,4 +1,6 @@
-"""The commands that look at runs. In: parsed arguments. Out: exit codes. The modules beside it do
+"""Run the commands that inspect runs, and print their results.
+
+Each function takes parsed arguments and returns an exit code; the other modules of this folder do
 the work.
 """
 
@@ -19,64 +21,68 @@ from stream_pretrain.storage.store import Store, open_store
 
 
 def demo(arguments: Any) -> int:
-    """`stream-pretrain demo`: 0 where both runs agree, 1 where they differ."""
-    from stream_pretrain.audit import demo as play
+    """Run `stream-pretrain demo`. Return 0 if both runs agree, 1 if they differ."""
+    from stream_pretrain.audit.demo import print_result, run_demo, summary
 
-    say = Console(stderr=True)
-    result = play.demo(Path(arguments.out), say)
-    play.show(result, say)
+    console = Console(stderr=True)
+    result = run_demo(Path(arguments.out), console)
+    print_result(result, console)
     if arguments.as_json:
-        _print_json(play.summary(result))
+        _print_json(summary(result))
     return 1 if result.differences else 0
 
 
 def selftest(loaded: Any) -> int:
-    """`stream-pretrain selftest`: 0 where the killed run ends like the other."""
-    from stream_pretrain.audit.selftest import selftest as compare
+    """Run `stream-pretrain selftest`. Return 0 if both runs agree, 1 if they differ."""
+    from stream_pretrain.audit.selftest import run_selftest
 
     options = loaded.options
-    say = Console(stderr=True)
-    kept = Path(options.out) if options.out is not None else None
-    place = nullcontext(str(kept)) if kept else tempfile.TemporaryDirectory(prefix="selftest-")
-    with place as out:
-        found = compare(
+    console = Console(stderr=True)
+    directory = (
+        tempfile.TemporaryDirectory(prefix="selftest-")
+        if options.out is None
+        else nullcontext(options.out)
+    )
+    with directory as out:
+        result = run_selftest(
             loaded.to_yaml(),
             Path(out),
             steps=options.steps,
             kills=options.kills,
             seed=loaded.config.run.seed,
-            say=say.print,
+            report=console.print,
         )
     if options.as_json:
         _print_json(
             {
-                "same": not found.differences,
-                "differences": list(found.differences),
-                "killed_after": list(found.killed_after),
-                "digest": [found.whole.digest, found.interrupted.digest],
-                "weights": [found.whole.weights, found.interrupted.weights],
+                "same": not result.differences,
+                "differences": list(result.differences),
+                "killed_after": list(result.killed_after),
+                "digest": [result.uninterrupted.digest, result.interrupted.digest],
+                "weights": [result.uninterrupted.weights, result.interrupted.weights],
             }
         )
-    for line in found.differences:
-        say.print(f"differs: {line}", markup=False)
-    if not found.differences:
-        kills = ", ".join(map(str, found.killed_after))
-        say.print(f"same, bit for bit: digest {found.whole.digest}, killed after steps {kills}")
-    return 1 if found.differences else 0
+    for line in result.differences:
+        console.print(f"differs: {line}", markup=False)
+    if not result.differences:
+        kills = ", ".join(map(str, result.killed_after))
+        digest = result.uninterrupted.digest
+        console.print(f"same, bit for bit: digest {digest}, killed after steps {kills}")
+    return 1 if result.differences else 0
 
 
 def trace(arguments: Any) -> int:
-    """`stream-pretrain trace RUN --step N | --document ID`."""
+    """Run `stream-pretrain trace RUN --step N | --document ID`."""
     from stream_pretrain.audit.run_history import read_run_history
     from stream_pretrain.audit.trace import trace_document, trace_step
 
     history = read_run_history(_run(arguments), arguments.storage)
     if arguments.document is not None:
-        sightings = trace_document(history, arguments.document, arguments.stream)
+        occurrences = trace_document(history, arguments.document, arguments.stream)
         if arguments.as_json:
-            _print_json([asdict(sighting) for sighting in sightings])
+            _print_json([asdict(occurrence) for occurrence in occurrences])
         else:
-            _print_table(f"document {arguments.document}", [asdict(s) for s in sightings])
+            _print_table(f"document {arguments.document}", [asdict(o) for o in occurrences])
         return 0
     samples = [
         sample
@@ -91,38 +97,38 @@ def trace(arguments: Any) -> int:
             "stream": sample.stream,
             "sample": sample.sample,
             "shard": f"{sample.shard}:{sample.row}",
-            "document": piece.document if piece else "",
-            "source": f"{piece.source}:{piece.position}" if piece else "",
-            "ids": f"{piece.begin}..{piece.end - 1}" if piece else "",
+            "document": span.document if span else "",
+            "source": f"{span.source}:{span.position}" if span else "",
+            "ids": f"{span.begin}..{span.end - 1}" if span else "",
         }
         for sample in samples
-        for piece in (sample.pieces or (None,))
+        for span in (sample.pieces or (None,))
     ]
     _print_table(f"data step {arguments.step}", rows)
     return 0
 
 
 def verify(arguments: Any) -> int:
-    """`stream-pretrain verify RUN`: 0 where everything is whole."""
+    """Run `stream-pretrain verify RUN`. Return 0 if there is no fault."""
     from stream_pretrain.audit.verify_run import verify_run
 
-    found = verify_run(_run(arguments), arguments.storage, fast=arguments.fast, step=arguments.step)
+    run = _run(arguments)
+    result = verify_run(run, arguments.storage, fast=arguments.fast, step=arguments.step)
     if arguments.as_json:
-        _print_json(asdict(found))
-    for fault in found.faults:
+        _print_json(asdict(result))
+    for fault in result.faults:
         print(fault, file=sys.stderr)
-    say = Console(stderr=True)
-    say.print(
-        f"{found.checkpoints} checkpoints, {found.steps} steps, {found.shards} shards: "
-        f"{len(found.faults) or 'no'} faults"
+    Console(stderr=True).print(
+        f"{result.checkpoints} checkpoints, {result.steps} steps, {result.shards} shards: "
+        f"{len(result.faults) or 'no'} faults"
     )
-    return 1 if found.faults else 0
+    return 1 if result.faults else 0
 
 
 def replay(arguments: Any) -> int:
-    """`stream-pretrain replay RUN`: 0 where the data gives the digest that the run recorded."""
+    """Run `stream-pretrain replay RUN`. Return 0 if the data gives the digest that is recorded."""
     from stream_pretrain.audit.metrics import digest_at
-    from stream_pretrain.audit.replay import replay as read_again
+    from stream_pretrain.audit.replay import replay as replay_run
     from stream_pretrain.audit.run_history import read_run_history
     from stream_pretrain.observe.console import Progress
 
@@ -130,25 +136,25 @@ def replay(arguments: Any) -> int:
     history = read_run_history(run, arguments.storage)
     until = arguments.step if arguments.step is not None else history.state.data_step
     with Progress("replaying", total=until, unit="steps") as progress:
-        found = read_again(
+        result = replay_run(
             history,
             last=arguments.step,
             recorded=digest_at(run, until),
             progress=lambda _: progress.advance(1),
         )
     if arguments.as_json:
-        _print_json({**asdict(found), "same": found.same})
+        _print_json({**asdict(result), "same": result.same})
     else:
-        verdict = "the same" if found.same else "NOT the same"
+        verdict = "the same" if result.same else "NOT the same"
         print(
-            f"data step {found.data_step}: replayed {found.digest}, "
-            f"recorded {found.recorded}: {verdict}"
+            f"data step {result.data_step}: replayed {result.digest}, "
+            f"recorded {result.recorded}: {verdict}"
         )
-    return 0 if found.same else 1
+    return 0 if result.same else 1
 
 
 def report(arguments: Any) -> int:
-    """`stream-pretrain report RUN`: writes one HTML page and prints where."""
+    """Run `stream-pretrain report RUN`: write one HTML page, and print its path or URL."""
     from stream_pretrain.audit.report import write_report
 
     out = Path(arguments.out) if arguments.out is not None else None
@@ -161,7 +167,7 @@ def _run(arguments: Any) -> Store:
 
 
 def _print_json(value: Any) -> None:
-    """One indented JSON document on stdout."""
+    """Print one indented JSON document on stdout."""
     json.dump(value, sys.stdout, indent=2)
     sys.stdout.write("\n")
 

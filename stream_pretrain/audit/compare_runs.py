@@ -1,5 +1,7 @@
-"""Two runs, side by side. In: run directories. Out: what each ended with and whether they are the
-same, bit for bit.
+"""Read the final state of runs, and compare two of them bit for bit.
+
+What goes in are local run directories; what comes out is the final state of each, and a list of
+differences.
 """
 
 from __future__ import annotations
@@ -18,8 +20,9 @@ from stream_pretrain.storage.store import Store
 
 @dataclass(frozen=True, kw_only=True)
 class FinalState:
-    """What a run ended with. `losses` by step; `weights` is the xxh3-128 of all tensors of the
-    newest checkpoint.
+    """The final state of a run.
+
+    `losses` are by step; `weights` is the xxh3-128 of all tensors of the newest checkpoint.
     """
 
     step: int
@@ -29,12 +32,12 @@ class FinalState:
 
     @property
     def final_loss(self) -> float:
-        """Loss of the last step."""
+        """The loss of the last step."""
         return self.losses[max(self.losses)]
 
 
-def ending(run: Store) -> FinalState:
-    """Read a local run directory's newest whole checkpoint and its metrics."""
+def read_final_state(run: Store) -> FinalState:
+    """Read the newest complete checkpoint and the metrics of a local run directory."""
     tensors, state = read_model_state(run)
     losses = {
         event["step"]: event["loss"]
@@ -42,12 +45,12 @@ def ending(run: Store) -> FinalState:
         if event["event"] == "step"
     }
     return FinalState(
-        step=state["step"], digest=state["digest"], weights=hash_of(tensors), losses=losses
+        step=state["step"], digest=state["digest"], weights=hash_tensors(tensors), losses=losses
     )
 
 
-def hash_of(tensors: Mapping[str, torch.Tensor]) -> str:
-    """xxh3-128 over names and bytes of all tensors, in the order of their names."""
+def hash_tensors(tensors: Mapping[str, torch.Tensor]) -> str:
+    """Return the xxh3-128 of the names and bytes of all tensors, in the order of their names."""
     digest = xxhash.xxh3_128()
     for name in sorted(tensors):
         digest.update(name.encode())
@@ -57,20 +60,20 @@ def hash_of(tensors: Mapping[str, torch.Tensor]) -> str:
 
 
 def differences(left: FinalState, right: FinalState) -> list[str]:
-    """What differs between two endings, one line each; empty when they are the same."""
+    """Return one line for each difference between two final states."""
     lines = []
-    rows: list[tuple[str, Any, Any]] = [
+    values: list[tuple[str, Any, Any]] = [
         ("step", left.step, right.step),
         ("data digest", left.digest, right.digest),
         ("weights", left.weights, right.weights),
     ]
-    lines += [f"{name}: {a} and {b}" for name, a, b in rows if a != b]
+    lines += [f"{name}: {a} and {b}" for name, a, b in values if a != b]
     steps = sorted({*left.losses, *right.losses})
-    apart = [step for step in steps if left.losses.get(step) != right.losses.get(step)]
-    if apart:
-        step = apart[0]
+    differing = [step for step in steps if left.losses.get(step) != right.losses.get(step)]
+    if differing:
+        step = differing[0]
         lines.append(
-            f"loss differs at {len(apart)} steps, first at {step}: "
+            f"loss differs at {len(differing)} steps, first at {step}: "
             f"{left.losses.get(step)} and {right.losses.get(step)}"
         )
     return lines

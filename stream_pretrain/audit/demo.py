@@ -1,8 +1,9 @@
-"""The main job in three minutes. In: an empty directory. Out: two runs, a real kill between them,
-and whether they agree.
+"""Show in three minutes that a killed run resumes exactly.
 
-The corpus is the running Python's own standard library, so nothing is downloaded. Both commands are
-driven as child processes, as a person would; the kill is a SIGKILL.
+The demo converts a corpus in an empty directory, trains on it twice, kills the second training with
+SIGKILL, resumes it, and compares both runs. The corpus is the standard library of the running
+Python, so that nothing is downloaded. Both commands run as child processes, as a person would run
+them.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ from rich.console import Console
 from rich.table import Table
 
 from stream_pretrain.audit import subprocess_runs
-from stream_pretrain.audit.compare_runs import FinalState, differences, ending
-from stream_pretrain.audit.svg_chart import Mark, Series, line_chart
+from stream_pretrain.audit.compare_runs import FinalState, differences, read_final_state
+from stream_pretrain.audit.svg_chart import Marker, Series, line_chart
 from stream_pretrain.errors import ConfigError, Fault
 from stream_pretrain.storage.store import open_store
 
@@ -34,10 +35,10 @@ PROMPT = "def "
 
 
 @dataclass(frozen=True, kw_only=True)
-class Result:
-    """What the demo found. `killed_after` is the last step that the killed process wrote down."""
+class DemoResult:
+    """The result of a demo. `killed_after` is the last step that the killed process recorded."""
 
-    whole: FinalState
+    uninterrupted: FinalState
     interrupted: FinalState
     killed_after: int
     steps_per_epoch: int
@@ -47,44 +48,50 @@ class Result:
     seconds: float
 
 
-def demo(out: Path, say: Console) -> Result:
-    """Make everything below `out`.
+def run_demo(out: Path, console: Console) -> DemoResult:
+    """Run the demo in the directory `out`.
 
     Raises:
-        ConfigError: `out` holds something already.
+        ConfigError: `out` is not empty.
     """
     if out.exists() and any(out.iterdir()):
         raise ConfigError.of(
             [Fault(path="--out", found=str(out), remedy="is not empty; name a new directory")]
         )
-    begun = time.monotonic()
+    started = time.monotonic()
     out.mkdir(parents=True, exist_ok=True)
-    _make_dataset(out, say)
+    _make_dataset(out, console)
     config = _write_config(out)
     steps = _steps_per_epoch(out, config)
-    say.print("training without interruption …")
-    subprocess_runs.run(subprocess_runs.FIT, _fit(config, out / "whole"), out / "whole.log")
-    say.print("training again, to be killed in the middle of the second epoch …")
-    killed_after = _train_killed(config, out, steps)
-    say.print(f"killed with SIGKILL after step {killed_after}; starting the same command again …")
-    subprocess_runs.run(
-        subprocess_runs.FIT, _fit(config, out / "interrupted"), out / "interrupted.log"
+    console.print("training without interruption …")
+    subprocess_runs.run_command(
+        subprocess_runs.FIT, _fit_arguments(config, out / "whole"), out / "whole.log"
     )
-    whole, interrupted = (ending(open_store(out / name)) for name in ("whole", "interrupted"))
-    return Result(
-        whole=whole,
+    console.print("training again, to be killed in the middle of the second epoch …")
+    killed_after = _train_killed(config, out, steps)
+    console.print(
+        f"killed with SIGKILL after step {killed_after}; starting the same command again …"
+    )
+    subprocess_runs.run_command(
+        subprocess_runs.FIT, _fit_arguments(config, out / "interrupted"), out / "interrupted.log"
+    )
+    uninterrupted, interrupted = (
+        read_final_state(open_store(out / name)) for name in ("whole", "interrupted")
+    )
+    return DemoResult(
+        uninterrupted=uninterrupted,
         interrupted=interrupted,
         killed_after=killed_after,
         steps_per_epoch=steps,
         text=_generate(out / "interrupted"),
-        chart=_draw(out, whole, interrupted, killed_after),
-        differences=tuple(differences(whole, interrupted)),
-        seconds=time.monotonic() - begun,
+        chart=_draw_losses(out, uninterrupted, interrupted, killed_after),
+        differences=tuple(differences(uninterrupted, interrupted)),
+        seconds=time.monotonic() - started,
     )
 
 
 def corpus() -> Iterator[tuple[str, str]]:
-    """(name, text) of the standard library's sources in a fixed order, up to `CORPUS_BYTES`."""
+    """Yield (name, text) of the standard library in a fixed order, up to `CORPUS_BYTES`."""
     root = Path(sysconfig.get_paths()["stdlib"])
     total = 0
     for path in sorted(root.rglob("*.py"), key=lambda path: path.relative_to(root).as_posix()):
@@ -102,18 +109,20 @@ def corpus() -> Iterator[tuple[str, str]]:
             yield name, text
 
 
-def _make_dataset(out: Path, say: Console) -> None:
+def _make_dataset(out: Path, console: Console) -> None:
     source = out / "corpus.jsonl"
     with source.open("w", encoding="utf-8") as file:
         for name, text in corpus():
             file.write(json.dumps({"id": name, "text": text}) + "\n")
     size = source.stat().st_size / 1e6
-    say.print(f"corpus: {size:.1f} MB of Python's standard library; training a tokenizer …")
+    console.print(f"corpus: {size:.1f} MB of Python's standard library; training a tokenizer …")
     log = out / "convert.log"
     tokenizer = ["tokenizer", "--input", str(source), "--vocab_size", str(VOCAB_SIZE)]
-    subprocess_runs.run(subprocess_runs.CONVERT, [*tokenizer, "--out", str(out / "tokenizer")], log)
-    say.print("writing MDS shards …")
-    subprocess_runs.run(
+    subprocess_runs.run_command(
+        subprocess_runs.CONVERT, [*tokenizer, "--out", str(out / "tokenizer")], log
+    )
+    console.print("writing MDS shards …")
+    subprocess_runs.run_command(
         subprocess_runs.CONVERT,
         [
             *("build", "--input", str(source), "--out", str(out / "dataset"), "--id_key", "id"),
@@ -125,21 +134,27 @@ def _make_dataset(out: Path, say: Console) -> None:
 
 
 def _write_config(out: Path) -> Path:
-    """The packaged configuration, where the person can find and change it."""
+    """Copy the packaged configuration to a file that can be read and changed."""
     path = out / "demo.yaml"
     path.write_text(files("stream_pretrain.audit").joinpath("demo.yaml").read_text())
     return path
 
 
-def _fit(config: Path, run: Path) -> list[str]:
+def _fit_arguments(config: Path, run: Path) -> list[str]:
     train = json.dumps([{"local": str(config.parent / "dataset")}])
     return ["--config", str(config), "--data.train", train, "--run.dir", str(run)]
 
 
 def _steps_per_epoch(out: Path, config: Path) -> int:
-    command = [sys.executable, "-m", "stream_pretrain.cli", "plan", *_fit(config, out / "whole")]
-    planned = subprocess.run([*command, "--json"], check=True, stdout=subprocess.PIPE)
-    return int(json.loads(planned.stdout)["steps_per_epoch"])
+    command = [
+        sys.executable,
+        "-m",
+        "stream_pretrain.cli",
+        "plan",
+        *_fit_arguments(config, out / "whole"),
+    ]
+    done = subprocess.run([*command, "--json"], check=True, stdout=subprocess.PIPE)
+    return int(json.loads(done.stdout)["steps_per_epoch"])
 
 
 def _train_killed(config: Path, out: Path, steps_per_epoch: int) -> int:
@@ -147,7 +162,7 @@ def _train_killed(config: Path, out: Path, steps_per_epoch: int) -> int:
     middle = steps_per_epoch + steps_per_epoch // 2
     subprocess_runs.run_and_kill(
         subprocess_runs.FIT,
-        _fit(config, out / "interrupted"),
+        _fit_arguments(config, out / "interrupted"),
         out / "interrupted.log",
         lambda: subprocess_runs.last_step(metrics) >= middle,
     )
@@ -161,10 +176,12 @@ def _generate(run: Path) -> str:
     return done.stdout.decode(errors="replace").strip()
 
 
-def _draw(out: Path, whole: FinalState, interrupted: FinalState, killed_after: int) -> Path:
+def _draw_losses(
+    out: Path, uninterrupted: FinalState, interrupted: FinalState, killed_after: int
+) -> Path:
     path = out / "loss.svg"
     series = [
-        Series(name="uninterrupted", points=sorted(whole.losses.items())),
+        Series(name="uninterrupted", points=sorted(uninterrupted.losses.items())),
         Series(name="killed and resumed", points=sorted(interrupted.losses.items()), dashed=True),
     ]
     path.write_text(
@@ -173,45 +190,45 @@ def _draw(out: Path, whole: FinalState, interrupted: FinalState, killed_after: i
             title="Loss of both runs",
             x_label="step",
             y_label="loss (nats per token)",
-            marks=[Mark(x=killed_after, label="SIGKILL", kind="restart")],
+            markers=[Marker(x=killed_after, label="SIGKILL", kind="restart")],
         )
     )
     return path
 
 
-def summary(result: Result) -> dict[str, Any]:
-    """The result in plain JSON values."""
+def summary(result: DemoResult) -> dict[str, Any]:
+    """Return the result as plain JSON values."""
     return {
         "same": not result.differences,
         "differences": list(result.differences),
-        "steps": result.whole.step,
+        "steps": result.uninterrupted.step,
         "killed_after": result.killed_after,
-        "digest": [result.whole.digest, result.interrupted.digest],
-        "final_loss": [result.whole.final_loss, result.interrupted.final_loss],
-        "weights": [result.whole.weights, result.interrupted.weights],
+        "digest": [result.uninterrupted.digest, result.interrupted.digest],
+        "final_loss": [result.uninterrupted.final_loss, result.interrupted.final_loss],
+        "weights": [result.uninterrupted.weights, result.interrupted.weights],
         "chart": str(result.chart),
         "seconds": result.seconds,
     }
 
 
-def show(result: Result, say: Console) -> None:
-    """Print both runs side by side, and the verdict."""
-    table = Table(title=f"killed after step {result.killed_after} of {result.whole.step}")
+def print_result(result: DemoResult, console: Console) -> None:
+    """Print both runs side by side, and whether they are the same."""
+    table = Table(title=f"killed after step {result.killed_after} of {result.uninterrupted.step}")
     table.add_column("")
     table.add_column("uninterrupted", overflow="fold")
     table.add_column("killed and resumed", overflow="fold")
-    pairs = [
-        ("steps", str(result.whole.step), str(result.interrupted.step)),
-        ("data digest", result.whole.digest, result.interrupted.digest),
-        ("final loss", str(result.whole.final_loss), str(result.interrupted.final_loss)),
-        ("weights", result.whole.weights, result.interrupted.weights),
+    rows = [
+        ("steps", str(result.uninterrupted.step), str(result.interrupted.step)),
+        ("data digest", result.uninterrupted.digest, result.interrupted.digest),
+        ("final loss", str(result.uninterrupted.final_loss), str(result.interrupted.final_loss)),
+        ("weights", result.uninterrupted.weights, result.interrupted.weights),
     ]
-    for row in pairs:
+    for row in rows:
         table.add_row(*row)
-    say.print(table)
-    say.print(f"generated text:\n{result.text}\n", markup=False, highlight=False)
-    say.print(f"loss curves: {result.chart}", soft_wrap=True)
+    console.print(table)
+    console.print(f"generated text:\n{result.text}\n", markup=False, highlight=False)
+    console.print(f"loss curves: {result.chart}", soft_wrap=True)
     if result.differences:
-        say.print("THE RUNS DIFFER:\n" + "\n".join(result.differences), markup=False)
+        console.print("THE RUNS DIFFER:\n" + "\n".join(result.differences), markup=False)
     else:
-        say.print(f"the runs are the same, bit for bit ({result.seconds:.0f} s)")
+        console.print(f"the runs are the same, bit for bit ({result.seconds:.0f} s)")

@@ -1,6 +1,4 @@
-"""Long series -> what a chart can show. In: points, x ascending. Out: fewer points, no peak lost.
-Draws nothing.
-"""
+"""Reduce a long series to the points that a chart can show, without losing a peak."""
 
 from __future__ import annotations
 
@@ -9,25 +7,25 @@ from collections.abc import Iterable
 
 Point = tuple[float, float]
 
-_MOST_WAITING = 512
+_MAX_BUFFERED = 512
 
 
-def thin(points: Iterable[Point], x_from: float, x_to: float, columns: int) -> list[Point]:
-    """At most four points a column, in order: the first, the last, the least and the greatest.
+def downsample(points: Iterable[Point], x_from: float, x_to: float, columns: int) -> list[Point]:
+    """Keep the first, last, lowest and highest point of each column. `points` have ascending x.
 
-    Points whose y is not finite are kept, one a column, as they interrupt the line.
+    One point per column whose y is not finite is kept as well, because it interrupts the line.
     """
     kept: list[Point] = []
     column: list[Point] = []
     current = -1
     scale = columns / (x_to - x_from) if x_to > x_from else 0.0
     for point in points:
-        place = int((point[0] - x_from) * scale)
-        if place != current:
+        index = int((point[0] - x_from) * scale)
+        if index != current:
             kept += _extremes(column)
-            column, current = [], place
+            column, current = [], index
         column.append(point)
-        if len(column) > _MOST_WAITING:
+        if len(column) > _MAX_BUFFERED:
             column = _extremes(column)
     return kept + _extremes(column)
 
@@ -36,9 +34,9 @@ def _extremes(column: list[Point]) -> list[Point]:
     if len(column) <= 4:
         return column
     finite = [n for n, (_, y) in enumerate(column) if math.isfinite(y)]
-    places = {0, len(column) - 1}
+    kept = {0, len(column) - 1}
     if finite:
-        places |= {min(finite, key=lambda n: column[n][1]), max(finite, key=lambda n: column[n][1])}
+        kept |= {min(finite, key=lambda n: column[n][1]), max(finite, key=lambda n: column[n][1])}
     if len(finite) < len(column):
-        places.add(next(n for n, (_, y) in enumerate(column) if not math.isfinite(y)))
-    return [column[n] for n in sorted(places)]
+        kept.add(next(n for n, (_, y) in enumerate(column) if not math.isfinite(y)))
+    return [column[n] for n in sorted(kept)]

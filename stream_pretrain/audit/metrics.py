@@ -1,6 +1,4 @@
-"""Numbers that a run has written down. In: a run directory. Out: its steps. Reads `metrics.jsonl`
-and nothing else.
-"""
+"""Read the recorded steps of a run from its `metrics.jsonl`, local or in a bucket."""
 
 from __future__ import annotations
 
@@ -15,19 +13,19 @@ from stream_pretrain.train.run_dir import METRICS_NAME
 
 
 def step_events(run: Store) -> Iterator[dict[str, Any]]:
-    """Every `step` event in order.
+    """Yield every `step` event in order.
 
     Raises:
-        StorageError: there are no metrics, or they cannot be read.
+        StorageError: there is no `metrics.jsonl`, or it cannot be read.
     """
-    with tempfile.TemporaryDirectory(prefix="metrics-") as place:
-        path = Path(place) / METRICS_NAME
+    with tempfile.TemporaryDirectory(prefix="metrics-") as directory:
+        path = Path(directory) / METRICS_NAME
         path.write_bytes(run.read(METRICS_NAME))
         yield from (dict(event) for event in read_events(path) if event["event"] == "step")
 
 
 def digest_at(run: Store, data_step: int) -> str | None:
-    """The data digest that was recorded at a data step, where a line says so."""
+    """Return the data digest that was recorded at a data step, or None if there is none."""
     for event in step_events(run):
         if event.get("data_step", event["step"]) == data_step:
             return str(event["digest"])

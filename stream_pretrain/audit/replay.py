@@ -64,7 +64,7 @@ def _replay_phase(
         shuffle_seed=order.shuffle_seed,
     )
     settings = LoaderSettings(micro_batch=phase.plan.global_batch, micro_steps=1)
-    dataset = training_dataset(phase.config, phase.plan.in_whole_batches(), phase.sources)
+    dataset = training_dataset(phase.config, phase.plan.for_one_process(), phase.sources)
     try:
         stream = EpochStream(dataset, clock, settings, 0)
         for data_step in range(phase.first, until + 1):

@@ -1,6 +1,7 @@
-"""`stream-pretrain report RUN`: one HTML page about a run. In: a run directory, local or a bucket.
-Out: RUN/report.html, or a local file. Changes nothing else, and may be called while the run goes
-on.
+"""Write the report of a run, one HTML page.
+
+The run directory may be local or in a bucket, and the run may still be in progress. The page is
+written to RUN/report.html or to a given local file; nothing else is changed.
 """
 
 from __future__ import annotations
@@ -22,14 +23,12 @@ _METRICS_NAME = "metrics.jsonl"
 
 
 def write_report(run: Store, out: Path | None = None) -> str:
-    """Write the report of a run; returns where it is. `out`: a local file instead of
-    RUN/report.html.
+    """Write the report of a run to RUN/report.html or the local file `out`; return its path or URL.
 
     Raises:
-        DataError: there are no metrics at this place.
+        DataError: the run directory has no metrics.
     """
-    history = _history(run)
-    html = page(history, _sources(run)).encode()
+    html = page(_report_data(run), _sources(run)).encode()
     if out is None:
         run.write(REPORT_NAME, html)
         return run.url(REPORT_NAME)
@@ -38,9 +37,9 @@ def write_report(run: Store, out: Path | None = None) -> str:
     return str(out)
 
 
-def _history(run: Store) -> ReportData:
-    found = run.head(_METRICS_NAME)
-    if found is None:
+def _report_data(run: Store) -> ReportData:
+    metrics = run.head(_METRICS_NAME)
+    if metrics is None:
         raise DataError(
             f"{run.url(_METRICS_NAME)}: there is no such file. Give the directory of a run that "
             "has started (run.dir in its configuration)."
@@ -49,7 +48,7 @@ def _history(run: Store) -> ReportData:
         return read_report_data(read_events(run.path / _METRICS_NAME))
     with tempfile.TemporaryDirectory(prefix="report-") as folder:
         copy = Path(folder) / _METRICS_NAME
-        run.download(_METRICS_NAME, copy, size=found.size)
+        run.download(_METRICS_NAME, copy, size=metrics.size)
         return read_report_data(read_events(copy))
 
 
@@ -60,6 +59,6 @@ def _sources(run: Store) -> ReportSources:
 
 
 def _config_names() -> Iterator[str]:
-    """`config.yaml` of the first start, then one of each further start."""
+    """Yield the name of the configuration of the first start, then those of further starts."""
     yield "config.yaml"
     yield from (f"config.{number}.yaml" for number in count(1))

@@ -1,5 +1,6 @@
-"""History -> the charts of a report. In: a run's history. Out: SVG for a page, each chart for a
-desk and for a phone. Knows nothing of the page around them.
+"""Draw the charts of a report as SVG, each in a wide and in a narrow version.
+
+What goes in is the `ReportData` of a run; what comes out are parts of an HTML page.
 """
 
 from __future__ import annotations
@@ -9,121 +10,125 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from stream_pretrain.audit.report_data import ReportData, smooth
-from stream_pretrain.audit.svg_chart import Mark, Series, line_chart
+from stream_pretrain.audit.svg_chart import Marker, Series, line_chart
 from stream_pretrain.redaction import redact
 
 _WIDE, _NARROW = (1000, 300), (358, 250)
-_MOST_EPOCH_MARKS = 30
-_FEWEST_TO_SMOOTH = 100
+_MAX_EPOCH_MARKERS = 30
+_MIN_STEPS_TO_SMOOTH = 100
 
 
-def charts(history: ReportData) -> list[str]:
-    """The charts as parts of a page, with a heading; none before the first step."""
-    if not history.steps:
+def charts(data: ReportData) -> list[str]:
+    """Return the charts as parts of a page, after a heading; none before the first step."""
+    if not data.steps:
         return []
-    marks = _marks(history)
-    losses = _losses(history)
-    drawn = [
-        _both(losses, "Loss", marks, y_label="nats per token"),
-        _later(history, losses, marks),
-        _both([Series(name="lr", points=history.points("lr"))], "Learning rate", marks),
-        _both(
-            _with_mean(history, "grad_norm", "gradient norm"),
+    markers = _markers(data)
+    losses = _losses(data)
+    parts = [
+        _wide_and_narrow(losses, "Loss", markers, y_label="nats per token"),
+        _later_loss(data, losses, markers),
+        _wide_and_narrow([Series(name="lr", points=data.points("lr"))], "Learning rate", markers),
+        _wide_and_narrow(
+            _with_mean(data, "grad_norm", "gradient norm"),
             "Gradient norm, before clipping",
-            marks,
-            log_y=_spans_decades(history.columns["grad_norm"]),
+            markers,
+            log_y=_spans_decades(data.columns["grad_norm"]),
         ),
-        _both(
-            _with_mean(history, "tokens_per_second", "tokens/s"),
+        _wide_and_narrow(
+            _with_mean(data, "tokens_per_second", "tokens/s"),
             "Throughput",
-            marks,
+            markers,
             y_label="tokens per second",
         ),
-        _both(
-            [Series(name="data", points=[(x, 100 * y) for x, y in history.points("data_wait")])],
+        _wide_and_narrow(
+            [Series(name="data", points=[(x, 100 * y) for x, y in data.points("data_wait")])],
             "Time spent waiting for data",
-            marks,
+            markers,
             y_label="% of training time",
         ),
     ]
-    if history.stream_losses:
+    if data.stream_losses:
         series = [
             Series(name=name, points=list(smooth(points, len(points))))
-            for name, points in history.stream_losses.items()
+            for name, points in data.stream_losses.items()
         ]
-        drawn.insert(2, _both(series, "Loss of each stream", marks, y_label="nats per token"))
-    return ["<h2>Training</h2>", _key_to_marks(marks), *drawn]
+        parts.insert(
+            2, _wide_and_narrow(series, "Loss of each stream", markers, y_label="nats per token")
+        )
+    return ["<h2>Training</h2>", _markers_note(markers), *parts]
 
 
-def _key_to_marks(marks: Sequence[Mark]) -> str:
-    kinds = {mark.kind for mark in marks}
-    said = ["dashed lines: a new epoch"] if "epoch" in kinds else []
-    said += ["dotted lines and triangles: a restart"] if "restart" in kinds else []
-    return f"<p>In the charts, {'; '.join(said)}.</p>" if said else ""
+def _markers_note(markers: Sequence[Marker]) -> str:
+    kinds = {marker.kind for marker in markers}
+    notes = ["dashed lines: a new epoch"] if "epoch" in kinds else []
+    notes += ["dotted lines and triangles: a restart"] if "restart" in kinds else []
+    return f"<p>In the charts, {'; '.join(notes)}.</p>" if notes else ""
 
 
-def _later(history: ReportData, losses: Sequence[Series], marks: Sequence[Mark]) -> str:
-    """The loss without its steep beginning."""
-    if len(history.steps) < _FEWEST_TO_SMOOTH:
+def _later_loss(data: ReportData, losses: Sequence[Series], markers: Sequence[Marker]) -> str:
+    """Return the chart of the loss without the first fifth of the steps."""
+    if len(data.steps) < _MIN_STEPS_TO_SMOOTH:
         return ""
-    begin = history.steps[len(history.steps) // 5]
-    cut = [
+    begin = data.steps[len(data.steps) // 5]
+    later = [
         replace(one, points=[point for point in one.points if point[0] >= begin]) for one in losses
     ]
-    return _both(cut, f"Loss from step {begin:,.0f}", marks, y_label="nats per token")
+    return _wide_and_narrow(
+        later, f"Loss from step {begin:,.0f}", markers, y_label="nats per token"
+    )
 
 
-def _both(
+def _wide_and_narrow(
     series: Sequence[Series],
     title: str,
-    marks: Sequence[Mark],
+    markers: Sequence[Marker],
     *,
     y_label: str = "",
     log_y: bool = False,
 ) -> str:
-    """A chart for a desk and one for a phone; the page's style shows one of them."""
+    """Return a wide and a narrow chart; the page's style shows one of them."""
     series = [replace(one, name=redact(one.name)) for one in series]
-    drawn = []
-    for look, size in (("wide", _WIDE), ("narrow", _NARROW)):
+    versions = []
+    for version, size in (("wide", _WIDE), ("narrow", _NARROW)):
         svg = line_chart(
             series,
             title,
-            y_label=y_label if look == "wide" else "",
-            marks=marks,
+            y_label=y_label if version == "wide" else "",
+            markers=markers,
             size=size,
             log_y=log_y,
             standalone=False,
         )
-        drawn.append(svg.replace('class="chart"', f'class="chart {look}"', 1))
-    return "".join(drawn)
+        versions.append(svg.replace('class="chart"', f'class="chart {version}"', 1))
+    return "".join(versions)
 
 
-def _losses(history: ReportData) -> list[Series]:
-    series = _with_mean(history, "loss", "training")
-    for place, (name, found) in enumerate(history.evaluations.items()):
-        points = [(float(step), values.get("loss", math.nan)) for step, values in found]
-        series.append(Series(name=f"validation {name}", points=points, color=place + 1, dots=True))
+def _losses(data: ReportData) -> list[Series]:
+    series = _with_mean(data, "loss", "training")
+    for number, (name, results) in enumerate(data.evaluations.items(), start=1):
+        points = [(float(step), values.get("loss", math.nan)) for step, values in results]
+        series.append(Series(name=f"validation {name}", points=points, color=number, dots=True))
     return series
 
 
-def _with_mean(history: ReportData, column: str, name: str) -> list[Series]:
-    """The values, and on top of many of them their running mean."""
-    points = history.points(column)
-    if len(history.steps) < _FEWEST_TO_SMOOTH:
+def _with_mean(data: ReportData, column: str, name: str) -> list[Series]:
+    """Return the values, with their running mean on top if there are many."""
+    points = data.points(column)
+    if len(data.steps) < _MIN_STEPS_TO_SMOOTH:
         return [Series(name=name, points=points, color=0)]
     return [
-        Series(name=f"{name}, each step", points=points, color=0, faint=True),
-        Series(name=name, points=history.running_mean(column), color=0),
+        Series(name=f"{name}, each step", points=points, color=0, background=True),
+        Series(name=name, points=data.running_mean(column), color=0),
     ]
 
 
-def _marks(history: ReportData) -> list[Mark]:
-    epochs = history.epochs[1:]
-    stride = -(-len(epochs) // _MOST_EPOCH_MARKS) if epochs else 1
-    marks = [Mark(x=step, label=f"epoch {epoch}") for step, epoch in epochs[::stride]]
-    return marks + [
-        Mark(x=session.step, label=f"restart at step {session.step:,}", kind="restart")
-        for session in history.sessions[1:]
+def _markers(data: ReportData) -> list[Marker]:
+    epochs = data.epochs[1:]
+    stride = -(-len(epochs) // _MAX_EPOCH_MARKERS) if epochs else 1
+    markers = [Marker(x=step, label=f"epoch {epoch}") for step, epoch in epochs[::stride]]
+    return markers + [
+        Marker(x=session.step, label=f"restart at step {session.step:,}", kind="restart")
+        for session in data.sessions[1:]
     ]
 
 

@@ -1,6 +1,7 @@
-"""Events of metrics.jsonl -> what a report shows. In: events in order. Out: History. Draws nothing.
+"""Summarize the events of `metrics.jsonl` for a report.
 
-A million steps fit: numbers are kept in arrays of doubles, events are not kept.
+What goes in are the events in order; what comes out is one `ReportData`. The numbers of each step
+are kept in arrays of doubles and the events are not kept, so that a million steps fit in memory.
 """
 
 from __future__ import annotations
@@ -11,22 +12,22 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from stream_pretrain.audit.downsample import thin
+from stream_pretrain.audit.downsample import downsample
 from stream_pretrain.observe.jsonl import Event
 
 COLUMNS = ("loss", "lr", "grad_norm", "tokens_per_second", "data_wait", "mfu")
-CHART_COLUMNS = 2000  # twice the widest chart's, so that no chart shows the seams
+CHART_COLUMNS = 2000  # twice the pixels of the widest chart, so that no chart loses detail
 
 _SMOOTHING_SHARE = 0.01
 
 
 @dataclass(kw_only=True)
 class Session:
-    """One process's part in a run, from its `start` or `resume` to its `stop`, or to a kill."""
+    """One process of a run, from its `start` or `resume` event to its `stop` event or a kill."""
 
     kind: str
     step: int
-    begun: float
+    started: float
     facts: Mapping[str, Any]
     last_step: int
     last_time: float
@@ -35,8 +36,9 @@ class Session:
 
 @dataclass(kw_only=True)
 class ReportData:
-    """A run as its events tell it. `columns` are as long as `steps`; NaN where an event had no
-    value.
+    """The numbers of a run.
+
+    `columns` are as long as `steps`, with NaN where an event has no value.
     """
 
     steps: array[float] = field(default_factory=lambda: array("d"))
@@ -55,128 +57,127 @@ class ReportData:
     data_s: float = 0.0
     evaluation_s: float = 0.0
     save_s: float = 0.0
-    away_s: float = 0.0
+    downtime_s: float = 0.0
 
     @property
-    def span_s(self) -> float:
-        """From the first event to the last."""
+    def total_s(self) -> float:
+        """Seconds from the first event to the last."""
         if not self.sessions:
             return 0.0
-        return max(0.0, self.sessions[-1].last_time - self.sessions[0].begun)
+        return max(0.0, self.sessions[-1].last_time - self.sessions[0].started)
 
     def points(self, name: str) -> list[tuple[float, float]]:
-        """A column against the step, thinned to what a chart can show."""
-        return self._thinned(zip(self.steps, self.columns[name], strict=True))
+        """Return (step, value) of a column, downsampled to what a chart can show."""
+        return self._downsampled(zip(self.steps, self.columns[name], strict=True))
 
     def running_mean(self, name: str) -> list[tuple[float, float]]:
-        """The same, smoothed over about a hundredth of the run."""
+        """Return the same points, smoothed over about a hundredth of the run."""
         pairs = zip(self.steps, self.columns[name], strict=True)
-        return self._thinned(smooth(pairs, len(self.steps)))
+        return self._downsampled(smooth(pairs, len(self.steps)))
 
-    def _thinned(self, points: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
-        return thin(points, self.steps[0], self.steps[-1], CHART_COLUMNS) if self.steps else []
+    def _downsampled(self, points: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
+        if not self.steps:
+            return []
+        return downsample(points, self.steps[0], self.steps[-1], CHART_COLUMNS)
 
     def time_spent(self) -> dict[str, float]:
-        """Seconds of the whole span by what they went into; `other` is what no event accounts
-        for.
-        """
+        """Return the seconds of the run by activity; `other` is the time without an event."""
         spent = {
             "training": self.training_s,
             "waiting for data": self.data_s,
             "evaluation": self.evaluation_s,
             "saving": self.save_s,
-            "not running": self.away_s,
+            "not running": self.downtime_s,
         }
-        return {**spent, "other": max(0.0, self.span_s - sum(spent.values()))}
+        return {**spent, "other": max(0.0, self.total_s - sum(spent.values()))}
 
 
 def read_report_data(events: Iterable[Event]) -> ReportData:
-    """Go through the events once, in order."""
-    history = ReportData()
+    """Summarize the events in one pass."""
+    data = ReportData()
     for event in events:
-        _RECORD.get(event["event"], _ignore)(history, event)
-        if history.sessions:
-            session = history.sessions[-1]
+        _HANDLERS.get(event["event"], _ignore)(data, event)
+        if data.sessions:
+            session = data.sessions[-1]
             session.last_step = max(session.last_step, event["step"])
             session.last_time = max(session.last_time, event.get("time", session.last_time))
-    return history
+    return data
 
 
 def smooth(points: Iterable[tuple[float, float]], count: int) -> Iterator[tuple[float, float]]:
-    """A running mean, exponential over about a hundredth of `count` points; NaN passes
-    unsmoothed.
+    """Yield an exponential running mean over about a hundredth of `count` points.
+
+    Values that are not finite are passed through.
     """
-    keep = 1 - 1 / max(1.0, count * _SMOOTHING_SHARE)
+    decay = 1 - 1 / max(1.0, count * _SMOOTHING_SHARE)
     mean, weight = 0.0, 0.0
     for x, y in points:
         if not math.isfinite(y):
             yield x, y
             continue
-        mean = keep * mean + (1 - keep) * y
-        weight = keep * weight + (1 - keep)
+        mean = decay * mean + (1 - decay) * y
+        weight = decay * weight + (1 - decay)
         yield x, mean / weight
 
 
-def _session(history: ReportData, event: Event) -> None:
-    begun = event.get("time", 0.0)
-    if history.sessions:
-        history.away_s += max(0.0, begun - history.sessions[-1].last_time)
+def _session(data: ReportData, event: Event) -> None:
+    started = event.get("time", 0.0)
+    if data.sessions:
+        data.downtime_s += max(0.0, started - data.sessions[-1].last_time)
     facts = {k: v for k, v in event.items() if k not in ("event", "step", "time", "nonfinite")}
-    history.sessions.append(
+    data.sessions.append(
         Session(
             kind=event["event"],
             step=event["step"],
-            begun=begun,
+            started=started,
             facts=facts,
             last_step=event["step"],
-            last_time=begun,
+            last_time=started,
         )
     )
 
 
-def _step(history: ReportData, event: Event) -> None:
-    history.last = event
-    history.steps.append(event["step"])
-    for name, column in history.columns.items():
+def _step(data: ReportData, event: Event) -> None:
+    data.last = event
+    data.steps.append(event["step"])
+    for name, column in data.columns.items():
         value = event.get(name)
         column.append(math.nan if value is None else value)
     epoch = event.get("epoch", 0)
-    if not history.epochs or history.epochs[-1][1] != epoch:
-        history.epochs.append((event["step"], epoch))
-    seconds, waited = event.get("seconds", 0.0), event.get("data_wait", 0.0)
-    history.training_s += seconds * (1 - waited)
-    history.data_s += seconds * waited
-    history.skipped += event.get("applied") in (False, 0)
-    history.stream_tokens.update(event.get("stream_tokens") or {})
+    if not data.epochs or data.epochs[-1][1] != epoch:
+        data.epochs.append((event["step"], epoch))
+    seconds, data_wait = event.get("seconds", 0.0), event.get("data_wait", 0.0)
+    data.training_s += seconds * (1 - data_wait)
+    data.data_s += seconds * data_wait
+    data.skipped += event.get("applied") in (False, 0)
+    data.stream_tokens.update(event.get("stream_tokens") or {})
     for name, loss in (event.get("stream_loss") or {}).items():
         if loss is not None:
-            history.stream_losses.setdefault(name, []).append((event["step"], loss))
+            data.stream_losses.setdefault(name, []).append((event["step"], loss))
 
 
-def _evaluation(history: ReportData, event: Event) -> None:
-    skip = ("event", "step", "time", "set", "seconds", "nonfinite")
-    values = {k: v for k, v in event.items() if k not in skip and isinstance(v, (int, float))}
-    history.evaluations.setdefault(event.get("set", "validation"), []).append(
-        (event["step"], values)
-    )
-    history.evaluation_s += event.get("seconds", 0.0)
+def _evaluation(data: ReportData, event: Event) -> None:
+    other_keys = ("event", "step", "time", "set", "seconds", "nonfinite")
+    values = {k: v for k, v in event.items() if k not in other_keys and isinstance(v, (int, float))}
+    data.evaluations.setdefault(event.get("set", "validation"), []).append((event["step"], values))
+    data.evaluation_s += event.get("seconds", 0.0)
 
 
-def _save(history: ReportData, event: Event) -> None:
-    history.saves += 1
-    history.save_s += event.get("seconds", 0.0)
+def _save(data: ReportData, event: Event) -> None:
+    data.saves += 1
+    data.save_s += event.get("seconds", 0.0)
 
 
-def _stop(history: ReportData, event: Event) -> None:
-    if history.sessions:
-        history.sessions[-1].reason = str(event.get("reason", "unknown"))
+def _stop(data: ReportData, event: Event) -> None:
+    if data.sessions:
+        data.sessions[-1].reason = str(event.get("reason", "unknown"))
 
 
-def _ignore(history: ReportData, event: Event) -> None:
-    """Events of a later version are not an error."""
+def _ignore(data: ReportData, event: Event) -> None:
+    """Ignore an event of a later version."""
 
 
-_RECORD = {
+_HANDLERS = {
     "start": _session,
     "resume": _session,
     "step": _step,

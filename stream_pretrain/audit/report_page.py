@@ -1,13 +1,14 @@
-"""History -> one HTML page. In: a run's history, its configuration as text. Out: HTML text that
-loads nothing, in light and dark, from phone to desk. Does not read files.
+"""Build the HTML page of a report.
 
-Every text of the run goes through `text`, which hides secrets and escapes.
+What goes in is the `ReportData` of a run and its configuration as text; what comes out is one HTML
+text that loads nothing, in light and dark, for narrow and wide screens. Every text of the run
+passes through `safe_text`, which hides secrets and escapes HTML.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from html import escape
@@ -15,94 +16,131 @@ from typing import Any
 
 from stream_pretrain.audit.report_charts import charts
 from stream_pretrain.audit.report_data import ReportData, Session
-from stream_pretrain.audit.report_style import PAGE_STYLE
-from stream_pretrain.audit.svg_chart import STYLE
+from stream_pretrain.audit.svg_chart import CHART_STYLE
 from stream_pretrain.redaction import redact
 from stream_pretrain.units import format_count, format_duration
 
 _BAR_COLORS = 8
 
+PAGE_STYLE = """
+:root{color-scheme:light dark;--ink:#1f2430;--soft:#667085;--paper:#fff;
+--card:#f7f8fa;--edge:#e4e7ec}
+@media (prefers-color-scheme:dark){:root{--ink:#e6e9ef;--soft:#98a2b3;--paper:#14171d;
+--card:#1c2028;--edge:#2b303b}}
+*{box-sizing:border-box}
+body{margin:0 auto;max-width:1064px;padding:24px 16px 64px;background:var(--paper);
+color:var(--ink);
+font:15px/1.5 system-ui,sans-serif}
+h1{font-size:24px;margin:0;overflow-wrap:anywhere}h2{font-size:17px;margin:36px 0 10px}
+p{margin:4px 0;color:var(--soft);overflow-wrap:anywhere}a{color:inherit}
+.facts{display:grid;grid-template-columns:repeat(auto-fill,minmax(150px,1fr));gap:8px;
+margin:18px 0}
+.facts div{background:var(--card);border:1px solid var(--edge);border-radius:8px;padding:8px 12px;
+min-width:0}
+.facts dt{color:var(--soft);font-size:12px}.facts dd{margin:0;font-weight:600;
+overflow-wrap:anywhere}
+.chart{width:100%;height:auto;display:block;margin:14px 0}.narrow{display:none}
+@media (max-width:640px){.narrow{display:block}.wide{display:none}}
+.facts div:last-child{grid-column:span 2}
+.scroll{overflow-x:auto}
+table{border-collapse:collapse;width:100%;font-size:14px;font-variant-numeric:tabular-nums}
+th,td{text-align:left;padding:5px 10px 5px 0;border-bottom:1px solid var(--edge);
+vertical-align:top}
+th{color:var(--soft);font-weight:500}td.n,th.n{text-align:right}
+td{white-space:nowrap}td.long{white-space:normal;overflow-wrap:anywhere;min-width:10em}
+.bar{display:flex;height:22px;border-radius:6px;overflow:hidden;background:var(--edge);
+margin:10px 0}
+.swatch{display:inline-block;width:10px;height:10px;border-radius:3px;margin-right:8px}
+pre{background:var(--card);border:1px solid var(--edge);border-radius:8px;padding:12px;
+overflow-x:auto;
+font-size:12.5px}
+.b0{background:#2563eb}.b1{background:#ea580c}.b2{background:#059669}.b3{background:#db2777}
+.b4{background:#98a2b3}.b5{background:#7c3aed}.b6{background:#0891b2}.b7{background:#ca8a04}
+"""
+
 
 @dataclass(frozen=True, kw_only=True)
 class ReportSources:
-    """What the page names and links to: the run's place and files, its configuration as text."""
+    """The location of a run, its configuration as text, and the files that the page links to."""
 
     location: str
     config: str = ""
     links: tuple[str, ...] = ()
 
 
-def page(history: ReportData, sources: ReportSources) -> str:
-    """The whole report."""
+def page(data: ReportData, sources: ReportSources) -> str:
+    """Return the whole page."""
     name = sources.location.rstrip("/").rpartition("/")[2] or sources.location
     parts = [
-        f"<h1>{text(name)}</h1><p>{text(sources.location)}</p><p>{_status(history)}</p>",
-        _facts(history),
-        *charts(history),
-        _validation(history),
-        _time(history),
-        _mixture(history),
-        _sessions(history),
-        _environment(history),
-        _configuration(sources),
+        f"<h1>{safe_text(name)}</h1><p>{safe_text(sources.location)}</p><p>{_status(data)}</p>",
+        _facts(data),
+        *charts(data),
+        _validation_section(data),
+        _time_section(data),
+        _mixture_section(data),
+        _sessions_section(data),
+        _environment_section(data),
+        _configuration_section(sources),
     ]
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width,initial-scale=1">'
-        f"<title>{text(name)}: training report</title>"
-        f"<style>{PAGE_STYLE}{STYLE}</style></head>\n<body>\n{''.join(parts)}</body></html>\n"
+        f"<title>{safe_text(name)}: training report</title>"
+        f"<style>{PAGE_STYLE}{CHART_STYLE}</style></head>\n<body>\n{''.join(parts)}</body></html>\n"
     )
 
 
-def text(value: Any) -> str:
-    """Anything as text for the page: without secrets, escaped."""
+def safe_text(value: Any) -> str:
+    """Return a value as HTML text, without secrets and escaped."""
     return escape(redact(str(value)))
 
 
-def _status(history: ReportData) -> str:
-    if not history.sessions:
+def _status(data: ReportData) -> str:
+    if not data.sessions:
         return "No process has written anything yet."
-    last = history.sessions[-1]
-    when = _when(last.last_time)
+    last = data.sessions[-1]
+    when = _utc_time(last.last_time)
     if last.reason is None:
-        return f"Running, or killed: last heard of on {when}, at step {last.last_step:,}."
-    return f"Stopped on {when}, at step {last.last_step:,}: {text(last.reason)}."
+        return f"Running, or killed: last event on {when}, at step {last.last_step:,}."
+    return f"Stopped on {when}, at step {last.last_step:,}: {safe_text(last.reason)}."
 
 
-def _facts(history: ReportData) -> str:
-    last = history.last
+def _facts(data: ReportData) -> str:
+    last = data.last
     if last is None:
         return ""
-    sets = list(history.evaluations.items())
+    sets = list(data.evaluations.items())
     facts = {
         "step": f"{last['step']:,}",
         "tokens": format_count(last["tokens"]),
         "loss": _number(last["loss"]),
-        **{f"{name} loss": _number(found[-1][1].get("loss")) for name, found in sets[:2]},
+        **{f"{name} loss": _number(results[-1][1].get("loss")) for name, results in sets[:2]},
         "epoch": str(last["epoch"]),
-        "tokens/s": format_count(_median(history.columns["tokens_per_second"])),
+        "tokens/s": format_count(_median(data.columns["tokens_per_second"])),
     }
-    if not math.isnan(mfu := _median(history.columns["mfu"])):
+    if not math.isnan(mfu := _median(data.columns["mfu"])):
         facts["MFU"] = f"{100 * mfu:.1f} %"
     facts |= {
-        "time": format_duration(history.span_s),
-        "restarts": str(len(history.sessions) - 1),
-        "saves": str(history.saves),
+        "time": format_duration(data.total_s),
+        "restarts": str(len(data.sessions) - 1),
+        "saves": str(data.saves),
     }
-    if history.skipped:
-        facts["updates left out"] = f"{history.skipped:,}"
+    if data.skipped:
+        facts["skipped updates"] = f"{data.skipped:,}"
     facts["data digest"] = str(last["digest"])
-    cells = "".join(f"<div><dt>{text(k)}</dt><dd>{text(v)}</dd></div>" for k, v in facts.items())
+    cells = "".join(
+        f"<div><dt>{safe_text(k)}</dt><dd>{safe_text(v)}</dd></div>" for k, v in facts.items()
+    )
     return f'<dl class="facts">{cells}</dl>'
 
 
-def _validation(history: ReportData) -> str:
-    if not history.evaluations:
+def _validation_section(data: ReportData) -> str:
+    if not data.evaluations:
         return ""
     rows = []
-    for name, found in history.evaluations.items():
-        step, last = found[-1]
-        best_step, best = min(found, key=_loss_of)
+    for name, results in data.evaluations.items():
+        step, last = results[-1]
+        best_step, best = min(results, key=_loss_of)
         rows.append(
             [
                 name,
@@ -123,105 +161,109 @@ def _loss_of(evaluation: tuple[int, dict[str, float]]) -> float:
     return loss if math.isfinite(loss) else math.inf
 
 
-def _time(history: ReportData) -> str:
-    spent = {name: seconds for name, seconds in history.time_spent().items() if seconds >= 0.05}
-    if not spent:
+def _time_section(data: ReportData) -> str:
+    time_spent = {name: seconds for name, seconds in data.time_spent().items() if seconds >= 0.05}
+    if not time_spent:
         return ""
     note = (
-        "<p>Not running: between the last line that a process left and the start of the next. "
-        "Work that a kill took and that was done again is part of it.</p>"
+        "<p>Not running: from the last event of a process to the start of the next one. This "
+        "includes work that was lost in a kill and repeated.</p>"
     )
-    rows = _shares(spent, format_duration)
-    return f"<h2>Where the time went</h2>{rows}{note if history.away_s >= 0.05 else ''}"
+    rows = _shares(time_spent, format_duration)
+    return f"<h2>Where the time went</h2>{rows}{note if data.downtime_s >= 0.05 else ''}"
 
 
-def _mixture(history: ReportData) -> str:
-    if not history.stream_tokens:
+def _mixture_section(data: ReportData) -> str:
+    if not data.stream_tokens:
         return ""
-    return "<h2>Data mixture</h2>" + _shares(history.stream_tokens, format_count, "tokens")
+    return "<h2>Data mixture</h2>" + _shares(data.stream_tokens, format_count, "tokens")
 
 
-def _shares(amounts: Mapping[str, float], show: Any, unit: str = "time") -> str:
-    """A bar of parts and a table that names them."""
+def _shares(
+    amounts: Mapping[str, float], format_amount: Callable[[float], str], unit: str = "time"
+) -> str:
+    """Return a stacked bar of the amounts, and a table with their names and shares."""
     total = sum(amounts.values()) or 1.0
     parts, rows = [], []
-    for place, (name, amount) in enumerate(amounts.items()):
-        color = f"b{place % _BAR_COLORS}"
+    for i, (name, amount) in enumerate(amounts.items()):
+        color = f"b{i % _BAR_COLORS}"
         share = 100 * amount / total
         parts.append(f'<span class="{color}" style="width:{share:.3f}%"></span>')
-        key = f'<td><span class="swatch {color}"></span>{text(name)}</td>'
-        numbers = f'<td class="n">{show(amount)}</td><td class="n">{share:.1f} %</td>'
+        key = f'<td><span class="swatch {color}"></span>{safe_text(name)}</td>'
+        numbers = f'<td class="n">{format_amount(amount)}</td><td class="n">{share:.1f} %</td>'
         rows.append(f"<tr>{key}{numbers}</tr>")
     head = f'<tr><th></th><th class="n">{unit}</th><th class="n">share</th></tr>'
     bar = f'<div class="bar">{"".join(parts)}</div>'
     return f'{bar}<div class="scroll"><table>{head}{"".join(rows)}</table></div>'
 
 
-def _sessions(history: ReportData) -> str:
-    if not history.sessions:
+def _sessions_section(data: ReportData) -> str:
+    if not data.sessions:
         return ""
     rows = []
-    for session, following in zip(history.sessions, [*history.sessions[1:], None], strict=True):
+    for session, following in zip(data.sessions, [*data.sessions[1:], None], strict=True):
         rows.append(
             [
                 session.kind,
-                _when(session.begun),
+                _utc_time(session.started),
                 f"{session.step:,} to {session.last_step:,}",
-                format_duration(session.last_time - session.begun),
-                _ending(session, following),
+                format_duration(session.last_time - session.started),
+                _end_reason(session, following),
             ]
         )
     head = ["", "from (UTC)", "steps", "time", "ended by"]
-    note = "<p>Steps that a kill took are not counted for the process that did them first.</p>"
+    note = (
+        "<p>Steps that were lost in a kill are not counted for the process that did them first.</p>"
+    )
     return "<h2>Starts and stops</h2>" + _table(head, rows) + note
 
 
-def _ending(session: Session, following: Session | None) -> str:
+def _end_reason(session: Session, following: Session | None) -> str:
     if session.reason is not None:
         return session.reason
     return "killed" if following is not None else "still running, or killed"
 
 
-def _environment(history: ReportData) -> str:
-    if not history.sessions:
+def _environment_section(data: ReportData) -> str:
+    if not data.sessions:
         return ""
-    rows = [[name, value] for name, value in _flat(history.sessions[-1].facts)]
+    rows = [[name, value] for name, value in _flatten(data.sessions[-1].facts)]
     if not rows:
         return ""
     return "<h2>Environment</h2>" + _table(["of the last start", ""], rows)
 
 
-def _flat(facts: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
+def _flatten(facts: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
     flat: list[tuple[str, str]] = []
     for name, value in facts.items():
         if isinstance(value, Mapping):
-            flat += _flat(value, f"{prefix}{name} ")
+            flat += _flatten(value, f"{prefix}{name} ")
         else:
             flat.append((f"{prefix}{name}", str(value)))
     return flat
 
 
-def _configuration(sources: ReportSources) -> str:
+def _configuration_section(sources: ReportSources) -> str:
     if not sources.config and not sources.links:
         return ""
-    links = " · ".join(f'<a href="{escape(name)}">{text(name)}</a>' for name in sources.links)
-    shown = ""
+    links = " · ".join(f'<a href="{escape(name)}">{safe_text(name)}</a>' for name in sources.links)
+    details = ""
     if sources.config:
-        content = f"<summary>the configuration</summary><pre>{text(sources.config)}</pre>"
-        shown = f"<details>{content}</details>"
-    return f"<h2>Configuration</h2><p>{links}</p>{shown}"
+        content = f"<summary>the configuration</summary><pre>{safe_text(sources.config)}</pre>"
+        details = f"<details>{content}</details>"
+    return f"<h2>Configuration</h2><p>{links}</p>{details}"
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    top = "".join(f"<th>{text(cell)}</th>" for cell in head)
+    head_cells = "".join(f"<th>{safe_text(cell)}</th>" for cell in head)
     body = ""
     for row in rows:
-        cells = [f"<td>{text(cell)}</td>" for cell in row[:-1]]
-        body += f'<tr>{"".join(cells)}<td class="long">{text(row[-1])}</td></tr>'
-    return f'<div class="scroll"><table><tr>{top}</tr>{body}</table></div>'
+        cells = [f"<td>{safe_text(cell)}</td>" for cell in row[:-1]]
+        body += f'<tr>{"".join(cells)}<td class="long">{safe_text(row[-1])}</td></tr>'
+    return f'<div class="scroll"><table><tr>{head_cells}</tr>{body}</table></div>'
 
 
-def _when(seconds: float) -> str:
+def _utc_time(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, timezone.utc).strftime("%Y-%m-%d %H:%M:%S")
 
 

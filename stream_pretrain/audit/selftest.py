@@ -1,8 +1,7 @@
-"""Does resume hold for this configuration, on this machine? In: `fit` arguments. Out: two runs
-compared, one of them killed.
+"""Check that a configuration resumes exactly on this machine.
 
-Both are real child processes of `stream-pretrain fit`; the kills are SIGKILLs at steps drawn from
-the run's seed.
+The configuration is trained twice by child processes of `stream-pretrain fit`. The second run is
+killed with SIGKILL at steps that are drawn from the run's seed, and both final states are compared.
 """
 
 from __future__ import annotations
@@ -13,65 +12,69 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stream_pretrain.audit import subprocess_runs
-from stream_pretrain.audit.compare_runs import FinalState, differences, ending
+from stream_pretrain.audit.compare_runs import FinalState, differences, read_final_state
 from stream_pretrain.storage.store import open_store
 
 
 @dataclass(frozen=True, kw_only=True)
-class Comparison:
-    """An uninterrupted and a killed run of the same configuration."""
+class SelftestResult:
+    """The final states of an uninterrupted and a killed run of the same configuration."""
 
-    whole: FinalState
+    uninterrupted: FinalState
     interrupted: FinalState
     killed_after: tuple[int, ...]
     differences: tuple[str, ...]
 
 
-def selftest(
+def run_selftest(
     config: str,
     out: Path,
     *,
     steps: int,
     kills: int,
     seed: int,
-    say: Callable[[str], None],
-) -> Comparison:
-    """Train `steps` steps of a configuration (its YAML) twice below `out`, the second time killed
-    `kills` times.
+    report: Callable[[str], None],
+) -> SelftestResult:
+    """Train `steps` steps of a configuration (its YAML) twice below `out`.
+
+    The second training is killed `kills` times. `report` receives progress messages.
     """
     out.mkdir(parents=True, exist_ok=True)
     (out / "config.yaml").write_text(config)
     argv = ["--config", str(out / "config.yaml")]
-    say(f"training {steps} steps without interruption …")
-    subprocess_runs.run(
+    report(f"training {steps} steps without interruption …")
+    subprocess_runs.run_command(
         subprocess_runs.FIT, _arguments(argv, out / "whole", steps), out / "whole.log"
     )
     killed_after = []
-    for kill_at in kill_steps(steps, kills, seed):
-        killed_after.append(_train_killed(argv, out, steps, kill_at))
-        say(f"killed with SIGKILL after step {killed_after[-1]} …")
+    for kill_step in draw_kill_steps(steps, kills, seed):
+        killed_after.append(_train_killed(argv, out, steps, kill_step))
+        report(f"killed with SIGKILL after step {killed_after[-1]} …")
     interrupted = out / "interrupted"
-    subprocess_runs.run(
+    subprocess_runs.run_command(
         subprocess_runs.FIT, _arguments(argv, interrupted, steps), out / "interrupted.log"
     )
-    whole, other = (ending(open_store(path)) for path in (out / "whole", interrupted))
-    return Comparison(
-        whole=whole,
+    uninterrupted, other = (
+        read_final_state(open_store(path)) for path in (out / "whole", interrupted)
+    )
+    return SelftestResult(
+        uninterrupted=uninterrupted,
         interrupted=other,
         killed_after=tuple(killed_after),
-        differences=tuple(differences(whole, other)),
+        differences=tuple(differences(uninterrupted, other)),
     )
 
 
-def kill_steps(steps: int, kills: int, seed: int) -> list[int]:
-    """Ascending steps to kill at, none of them the last."""
+def draw_kill_steps(steps: int, kills: int, seed: int) -> list[int]:
+    """Draw the steps to kill at in ascending order; the last step is never drawn."""
     possible = range(1, steps)
     return sorted(random.Random(seed).sample(possible, min(kills, len(possible))))
 
 
 def _arguments(argv: Sequence[str], run: Path, steps: int) -> list[str]:
-    """The configuration with a run directory of its own, frequent saves and every step written at
-    once.
+    """Return the arguments of one run: its own run directory, and frequent saves.
+
+    Every step is recorded immediately, so that the kill comes at the intended step.
     """
     changes = {
         "run.dir": str(run),
@@ -82,12 +85,12 @@ def _arguments(argv: Sequence[str], run: Path, steps: int) -> list[str]:
     return [*argv, *(word for key, value in changes.items() for word in (f"--{key}", value))]
 
 
-def _train_killed(argv: Sequence[str], out: Path, steps: int, kill_at: int) -> int:
+def _train_killed(argv: Sequence[str], out: Path, steps: int, kill_step: int) -> int:
     metrics = out / "interrupted" / "metrics.jsonl"
     subprocess_runs.run_and_kill(
         subprocess_runs.FIT,
         _arguments(argv, out / "interrupted", steps),
         out / "interrupted.log",
-        lambda: subprocess_runs.last_step(metrics) >= kill_at,
+        lambda: subprocess_runs.last_step(metrics) >= kill_step,
     )
     return subprocess_runs.last_step(metrics)

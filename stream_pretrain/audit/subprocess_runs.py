@@ -1,8 +1,7 @@
-"""Run the commands as child processes. In: arguments. Out: exit codes; real SIGKILLs. Imports
-nothing of what it starts.
+"""Run the commands as child processes, and kill them with SIGKILL.
 
-Everything that compares an interrupted run with an uninterrupted one drives real processes through
-this.
+Everything that compares an interrupted run with an uninterrupted one starts its processes here. The
+modules of the commands are not imported into this process.
 """
 
 from __future__ import annotations
@@ -23,61 +22,64 @@ FIT = ("stream_pretrain.cli", "fit")
 CONVERT = ("convert.cli",)
 
 
-def start(module: Sequence[str], arguments: Sequence[str], log: Path) -> subprocess.Popen[bytes]:
-    """Start `python -m module arguments` in a session of its own; both its outputs are appended to
-    `log`.
-    """
+def start_command(
+    module: Sequence[str], arguments: Sequence[str], log: Path
+) -> subprocess.Popen[bytes]:
+    """Start `python -m module arguments` in a new session; append its output to `log`."""
     command = [sys.executable, "-m", *module, *arguments]
     with log.open("ab") as output:
         return subprocess.Popen(command, stdout=output, stderr=output, start_new_session=True)
 
 
-def run(module: Sequence[str], arguments: Sequence[str], log: Path) -> None:
-    """Run to the end.
+def run_command(module: Sequence[str], arguments: Sequence[str], log: Path) -> None:
+    """Run a command to its end.
 
     Raises:
-        TrainingError: it left with anything but 0; the message has the last lines of its log.
+        TrainingError: its exit code is not 0; the message has the last lines of its log.
     """
-    code = start(module, arguments, log).wait()
+    code = start_command(module, arguments, log).wait()
     if code != 0:
-        raise TrainingError(f"{' '.join(module)} left with {code}. The end of {log}:\n{tail(log)}")
+        command = " ".join(module)
+        raise TrainingError(
+            f"{command} exited with code {code}. The end of {log}:\n{last_lines(log)}"
+        )
 
 
 def run_and_kill(
-    module: Sequence[str], arguments: Sequence[str], log: Path, when: Callable[[], bool]
+    module: Sequence[str], arguments: Sequence[str], log: Path, is_due: Callable[[], bool]
 ) -> None:
-    """Run until `when()`, then kill the process and its session with SIGKILL.
+    """Run a command until `is_due()`, then kill all processes of its session with SIGKILL.
 
     Raises:
-        TrainingError: it ended before it could be killed.
+        TrainingError: the command ended before it could be killed.
     """
-    child = start(module, arguments, log)
+    child = start_command(module, arguments, log)
     try:
-        while not when():
+        while not is_due():
             if child.poll() is not None:
                 raise TrainingError(
-                    f"{' '.join(module)} left with {child.returncode} before it could be killed. "
-                    f"The end of {log}:\n{tail(log)}"
+                    f"{' '.join(module)} exited with code {child.returncode} before it could be "
+                    f"killed. The end of {log}:\n{last_lines(log)}"
                 )
             time.sleep(POLL_S)
     finally:
-        kill(child)
+        kill_session(child)
 
 
-def kill(child: subprocess.Popen[bytes]) -> None:
-    """SIGKILL to the child and all processes of its session; returns when it is gone."""
+def kill_session(child: subprocess.Popen[bytes]) -> None:
+    """Send SIGKILL to all processes of the child's session, and wait for the child's end."""
     if child.poll() is None:
         os.killpg(child.pid, signal.SIGKILL)
     child.wait()
 
 
-def tail(log: Path, lines: int = 12) -> str:
-    """The last lines of a log."""
+def last_lines(log: Path, lines: int = 12) -> str:
+    """Return the last lines of a log."""
     return "\n".join(log.read_text(errors="replace").splitlines()[-lines:])
 
 
 def last_step(metrics: Path) -> int:
-    """The newest step that a run has written down, 0 before the first."""
+    """Return the newest step that a run has recorded, 0 before the first."""
     if not metrics.exists():
         return 0
     return max(

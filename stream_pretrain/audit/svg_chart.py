@@ -1,9 +1,9 @@
-"""Line charts as SVG text. In: named series of points, x ascending. Out: one `<svg>`. Does not
-write files, needs no plotting library, loads nothing.
+"""Draw line charts as SVG text, without a plotting library.
 
-Colours follow the reader's light or dark setting. A chart fits any width; text keeps the size that
-it has at `width` pixels, so make one for a phone as well. Long series are thinned by first, last,
-least and greatest of every pixel column: no peak is lost.
+A chart is made of named series of points with ascending x, and is one `<svg>` element that loads
+nothing. Its colors follow the reader's light or dark setting. It scales to any width, and its text
+scales with it, so that a narrow screen needs a chart of its own. Long series are downsampled to
+each pixel column without losing a peak.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from dataclasses import dataclass, replace
 from html import escape
 from typing import Literal
 
-from stream_pretrain.audit.downsample import Point, thin
+from stream_pretrain.audit.downsample import Point, downsample
 from stream_pretrain.units import format_count
 
 _COLORS = 6
 
-STYLE = """
+CHART_STYLE = """
 .chart{--ink:#1f2430;--soft:#667085;--grid:#e4e7ec;--mark:#98a2b3;--flag:#b42318;--c0:#2563eb;--c1:#c2410c;
 --c2:#047857;--c3:#be185d;--c4:#7c3aed;--c5:#475467;font:12px system-ui,sans-serif}
 @media (prefers-color-scheme:dark){.chart{--ink:#e6e9ef;--soft:#98a2b3;--grid:#2b303b;
@@ -38,30 +38,32 @@ stroke-dasharray:1 3}.chart .flag{fill:var(--flag)}
 
 _LEFT, _RIGHT, _BOTTOM = 54, 12, 36
 _TITLE, _ROW = 26, 18
-_MARK_CLASS = {"epoch": "mark", "restart": "restart"}
+_MARKER_CLASS = {"epoch": "mark", "restart": "restart"}
 _CHARACTER_PX = 6.7
 _LABEL_GAP_PX = 64
-_HINT_PX = 8
+_TOOLTIP_PX = 8
 
 
 @dataclass(frozen=True, kw_only=True)
 class Series:
-    """One line. A y that is not finite interrupts it. `dots` marks each point; `faint` is for a
-    line behind another (it has no key), `dashed` for one on top of another. `color`: 0 to 5, by
-    default its place among the series.
+    """One line of a chart. A y that is not finite interrupts the line.
+
+    `color` is a number from 0 to 5, by default the index of the series. `dots` marks each point.
+    `background` draws a faint line without a legend entry, for raw values behind their mean.
+    `dashed` is for a line on top of another.
     """
 
     name: str
     points: Sequence[Point]
     color: int | None = None
     dots: bool = False
-    faint: bool = False
+    background: bool = False
     dashed: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
-class Mark:
-    """A vertical line at `x`: an epoch's beginning or a restart."""
+class Marker:
+    """A vertical line at `x` for the beginning of an epoch or a restart."""
 
     x: float
     label: str
@@ -69,8 +71,8 @@ class Mark:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Frame:
-    """Where the data lies: pixels of the plot, and the data's range."""
+class _PlotArea:
+    """The area of the plot in pixels, and the range of the data."""
 
     left: float
     top: float
@@ -101,40 +103,39 @@ def line_chart(
     *,
     x_label: str = "step",
     y_label: str = "",
-    marks: Sequence[Mark] = (),
+    markers: Sequence[Marker] = (),
     size: tuple[int, int] = (900, 300),
     log_y: bool = False,
     standalone: bool = True,
 ) -> str:
-    """The chart as an `<svg>` element: `standalone` with its own style, to be saved as a file, or
-    part of a page that has `STYLE`; there it names the values under the mouse.
+    """Return the chart as an `<svg>` element.
 
-    With `log_y`, values of zero and below interrupt the line.
+    A `standalone` chart has its own style and can be saved as a file. Otherwise it is part of a
+    page that has `CHART_STYLE`, and has tooltips with the values under the mouse. With `log_y`,
+    values of zero and below interrupt the line.
     """
     width, height = size
-    series = [_coloured(one, place) for place, one in enumerate(series)]
-    keys = _legend(series, width)
-    frame = _frame(series, size, log_y=log_y, legend_rows=keys[1])
+    series = [_with_color(one, index) for index, one in enumerate(series)]
+    legend, legend_rows = _legend(series, width)
+    area = _plot_area(series, size, log_y=log_y, legend_rows=legend_rows)
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" class="chart" viewBox="0 0 {width} {height}" '
         f'width="{width}" height="{height}" role="img" aria-label="{escape(title)}">',
-        f"<style>{STYLE}</style>" if standalone else "",
+        f"<style>{CHART_STYLE}</style>" if standalone else "",
         f'<text class="title" x="2" y="16">{escape(title)}</text>',
-        keys[0],
+        legend,
     ]
-    if frame is None:
+    if area is None:
         parts.append(f'<text x="{width / 2}" y="{height / 2}" text-anchor="middle">no data</text>')
     else:
-        parts += [_axes(frame, size, x_label, y_label), _marks(frame, marks)]
-        parts += [_line(frame, one) for one in series]
-        parts += [_hints(frame, series, x_label)] if not standalone else []
+        parts += [_axes(area, size, x_label, y_label), _markers(area, markers)]
+        parts += [_line(area, one) for one in series]
+        parts += [_tooltips(area, series, x_label)] if not standalone else []
     return "".join([*parts, "</svg>\n"])
 
 
 def ticks(low: float, high: float, count: int) -> list[float]:
-    """Round numbers within [low, high], about `count` of them: steps of 1, 2 or 5 times a power of
-    ten.
-    """
+    """Return about `count` round numbers in [low, high]: multiples of 1, 2 or 5 powers of ten."""
     rough = (high - low) / max(1, count)
     power = 10.0 ** math.floor(math.log10(rough))
     step = next(m * power for m in (1, 2, 5, 10) if m * power >= rough * 0.999)
@@ -142,13 +143,13 @@ def ticks(low: float, high: float, count: int) -> list[float]:
     return [n * step for n in range(first, math.floor(high / step + 1e-9) + 1)]
 
 
-def _coloured(one: Series, place: int) -> Series:
-    return replace(one, color=(place if one.color is None else one.color) % _COLORS)
+def _with_color(one: Series, index: int) -> Series:
+    return replace(one, color=(index if one.color is None else one.color) % _COLORS)
 
 
-def _frame(
+def _plot_area(
     series: Sequence[Series], size: tuple[int, int], *, log_y: bool, legend_rows: int
-) -> _Frame | None:
+) -> _PlotArea | None:
     x_from = y_from = math.inf
     x_to = y_to = -math.inf
     for one in series:
@@ -166,7 +167,7 @@ def _frame(
         pad = (y_to - y_from) * 0.06 or abs(y_to) * 0.1 or 1.0
         y_from = 0.0 if 0 <= y_from <= pad else y_from - pad
         y_to += pad
-    return _Frame(
+    return _PlotArea(
         left=_LEFT,
         top=_TITLE + legend_rows * _ROW + 6,
         right=size[0] - _RIGHT,
@@ -179,18 +180,18 @@ def _frame(
     )
 
 
-def _axes(frame: _Frame, size: tuple[int, int], x_label: str, y_label: str) -> str:
+def _axes(area: _PlotArea, size: tuple[int, int], x_label: str, y_label: str) -> str:
     parts = []
-    for value in _y_ticks(frame):
-        y = frame.y(value)
+    for value in _y_ticks(area):
+        y = area.y(value)
         parts.append(
-            f'<line class="grid" x1="{frame.left}" x2="{frame.right}" y1="{y:.1f}" y2="{y:.1f}"/>'
-            f'<text x="{frame.left - 6}" y="{y + 4:.1f}" text-anchor="end">{_number(value)}</text>'
+            f'<line class="grid" x1="{area.left}" x2="{area.right}" y1="{y:.1f}" y2="{y:.1f}"/>'
+            f'<text x="{area.left - 6}" y="{y + 4:.1f}" text-anchor="end">{_number(value)}</text>'
         )
-    for value in ticks(frame.x_from, frame.x_to, max(2, (size[0] - _LEFT) // 75)):
-        place = f'x="{frame.x(value):.1f}" y="{frame.bottom + 16}"'
-        parts.append(f'<text {place} text-anchor="middle">{_number(value)}</text>')
-    middle = (frame.left + frame.right) / 2
+    for value in ticks(area.x_from, area.x_to, max(2, (size[0] - _LEFT) // 75)):
+        position = f'x="{area.x(value):.1f}" y="{area.bottom + 16}"'
+        parts.append(f'<text {position} text-anchor="middle">{_number(value)}</text>')
+    middle = (area.left + area.right) / 2
     parts.append(
         f'<text x="{middle}" y="{size[1] - 4}" text-anchor="middle">{escape(x_label)}</text>'
     )
@@ -201,88 +202,90 @@ def _axes(frame: _Frame, size: tuple[int, int], x_label: str, y_label: str) -> s
     return "".join(parts)
 
 
-def _y_ticks(frame: _Frame) -> list[float]:
-    if frame.log_y and frame.y_to / frame.y_from > 20:
-        low, high = math.ceil(math.log10(frame.y_from)), math.floor(math.log10(frame.y_to))
+def _y_ticks(area: _PlotArea) -> list[float]:
+    if area.log_y and area.y_to / area.y_from > 20:
+        low, high = math.ceil(math.log10(area.y_from)), math.floor(math.log10(area.y_to))
         return [10.0**n for n in range(low, high + 1, max(1, (high - low) // 5))]
-    return ticks(frame.y_from, frame.y_to, max(2, int(frame.bottom - frame.top) // 45))
+    return ticks(area.y_from, area.y_to, max(2, int(area.bottom - area.top) // 45))
 
 
-def _marks(frame: _Frame, marks: Sequence[Mark]) -> str:
+def _markers(area: _PlotArea, markers: Sequence[Marker]) -> str:
     parts = []
-    labelled = -math.inf
-    for mark in sorted(marks, key=lambda one: one.x):
-        if not frame.x_from <= mark.x <= frame.x_to:
+    last_label_x = -math.inf
+    for marker in sorted(markers, key=lambda one: one.x):
+        if not area.x_from <= marker.x <= area.x_to:
             continue
-        x = frame.x(mark.x)
-        label = escape(mark.label)
+        x = area.x(marker.x)
+        label = escape(marker.label)
         parts.append(
-            f'<line class="{_MARK_CLASS[mark.kind]}" x1="{x:.1f}" x2="{x:.1f}" '
-            f'y1="{frame.top}" y2="{frame.bottom}"><title>{label}</title></line>'
+            f'<line class="{_MARKER_CLASS[marker.kind]}" x1="{x:.1f}" x2="{x:.1f}" '
+            f'y1="{area.top}" y2="{area.bottom}"><title>{label}</title></line>'
         )
-        if mark.kind == "restart":
-            flag = f"M{x:.1f} {frame.bottom - 7}l-4.5 7h9z"
+        if marker.kind == "restart":
+            flag = f"M{x:.1f} {area.bottom - 7}l-4.5 7h9z"
             parts.append(f'<path class="flag" d="{flag}"><title>{label}</title></path>')
-        elif x - labelled >= _LABEL_GAP_PX and x + _LABEL_GAP_PX <= frame.right:
-            labelled = x
-            parts.append(f'<text x="{x + 4:.1f}" y="{frame.top + 10}">{label}</text>')
+        elif x - last_label_x >= _LABEL_GAP_PX and x + _LABEL_GAP_PX <= area.right:
+            last_label_x = x
+            parts.append(f'<text x="{x + 4:.1f}" y="{area.top + 10}">{label}</text>')
     return "".join(parts)
 
 
-def _line(frame: _Frame, one: Series) -> str:
-    points = thin(one.points, frame.x_from, frame.x_to, int(frame.right - frame.left))
+def _line(area: _PlotArea, one: Series) -> str:
+    points = downsample(one.points, area.x_from, area.x_to, int(area.right - area.left))
     commands: list[str] = []
     dots: list[str] = []
     pen_down = False
-    for place, (x, y) in enumerate(points):
-        if not math.isfinite(y) or (frame.log_y and y <= 0):
+    for i, (x, y) in enumerate(points):
+        if not math.isfinite(y) or (area.log_y and y <= 0):
             pen_down = False
             continue
-        at = f"{frame.x(x):.1f} {frame.y(y):.1f}"
-        commands.append(f"{'L' if pen_down else 'M'}{at}")
-        after = points[place + 1][1] if place + 1 < len(points) else math.nan
-        if one.dots or not (pen_down or math.isfinite(after)):
-            dots.append(_dot(one, (x, y), at))
+        position = f"{area.x(x):.1f} {area.y(y):.1f}"
+        commands.append(f"{'L' if pen_down else 'M'}{position}")
+        next_y = points[i + 1][1] if i + 1 < len(points) else math.nan
+        if one.dots or not (pen_down or math.isfinite(next_y)):
+            dots.append(_dot(one, (x, y), position))
         pen_down = True
-    look = f"line s{one.color}" + " faint" * one.faint + " dashed" * one.dashed
-    return f'<path class="{look}" d="{"".join(commands)}"/>' + "".join(dots)
+    css = f"line s{one.color}" + " faint" * one.background + " dashed" * one.dashed
+    return f'<path class="{css}" d="{"".join(commands)}"/>' + "".join(dots)
 
 
-def _dot(one: Series, point: Point, at: str) -> str:
-    x, y = at.split()
-    what = escape(f"{one.name}: {point[1]:.5g} at {point[0]:,.0f}")
-    return f'<circle class="d{one.color}" cx="{x}" cy="{y}" r="3"><title>{what}</title></circle>'
+def _dot(one: Series, point: Point, position: str) -> str:
+    x, y = position.split()
+    label = escape(f"{one.name}: {point[1]:.5g} at {point[0]:,.0f}")
+    return f'<circle class="d{one.color}" cx="{x}" cy="{y}" r="3"><title>{label}</title></circle>'
 
 
-def _hints(frame: _Frame, series: Sequence[Series], x_label: str) -> str:
-    """Strips that nobody sees until the mouse is over one: they name the values nearest to it."""
-    shown = [(one, [x for x, _ in one.points]) for one in series if one.points and not one.faint]
+def _tooltips(area: _PlotArea, series: Sequence[Series], x_label: str) -> str:
+    """Return transparent strips; each has a tooltip with the values nearest to it."""
+    shown = [
+        (one, [x for x, _ in one.points]) for one in series if one.points and not one.background
+    ]
     parts = []
-    for place in range(int(frame.right - frame.left) // _HINT_PX):
-        left = frame.left + place * _HINT_PX
-        share = (left + _HINT_PX / 2 - frame.left) / (frame.right - frame.left)
-        at = frame.x_from + share * (frame.x_to - frame.x_from)
-        lines = [f"{x_label} {at:,.0f}"]
+    for i in range(int(area.right - area.left) // _TOOLTIP_PX):
+        left = area.left + i * _TOOLTIP_PX
+        share = (left + _TOOLTIP_PX / 2 - area.left) / (area.right - area.left)
+        x = area.x_from + share * (area.x_to - area.x_from)
+        lines = [f"{x_label} {x:,.0f}"]
         for one, xs in shown:
-            after = min(bisect_left(xs, at), len(xs) - 1)
-            nearest = min((max(0, after - 1), after), key=lambda n: abs(xs[n] - at))
+            right = min(bisect_left(xs, x), len(xs) - 1)
+            nearest = min((max(0, right - 1), right), key=lambda n: abs(xs[n] - x))
             lines.append(f"{one.name}: {one.points[nearest][1]:.5g}")
-        strip = f'x="{left:.0f}" y="{frame.top}" width="{_HINT_PX}"'
-        said = f"<title>{escape(chr(10).join(lines))}</title>"
-        tall = f'height="{frame.bottom - frame.top}"'
-        parts.append(f'<rect class="hint" {strip} {tall}>{said}</rect>')
+        strip = f'x="{left:.0f}" y="{area.top}" width="{_TOOLTIP_PX}"'
+        title = f"<title>{escape(chr(10).join(lines))}</title>"
+        height = f'height="{area.bottom - area.top}"'
+        parts.append(f'<rect class="hint" {strip} {height}>{title}</rect>')
     return "".join(parts)
 
 
 def _legend(series: Sequence[Series], width: int) -> tuple[str, int]:
-    """The keys under the title, and how many rows they take."""
-    named = [one for one in series if not one.faint]
+    """Return the legend under the title, and its number of rows."""
+    named = [one for one in series if not one.background]
     if len(named) < 2:
         return "", 0
     parts, x, row = [], 2.0, 1
     for one in named:
-        needs = 24 + len(one.name) * _CHARACTER_PX
-        if x + needs > width and x > 2:
+        entry_px = 24 + len(one.name) * _CHARACTER_PX
+        if x + entry_px > width and x > 2:
             x, row = 2.0, row + 1
         y = _TITLE + row * _ROW - 8
         dashed = " dashed" * one.dashed
@@ -290,7 +293,7 @@ def _legend(series: Sequence[Series], width: int) -> tuple[str, int]:
             f'<path class="line s{one.color}{dashed}" d="M{x} {y - 4}h14"/>'
             f'<text class="key" x="{x + 19}" y="{y}">{escape(one.name)}</text>'
         )
-        x += needs + 10
+        x += entry_px + 10
     return "".join(parts), row
 
 

@@ -1,9 +1,8 @@
-"""From a step to its documents, and back. In: a run's lineage. Out: samples, documents, files and
-lines. Trains nothing.
+"""Find the documents of a step, and the steps of a document.
 
-The order functions say which samples a step held; the provenance beside the shards says which
-documents, where they came from, and at which line or row. Streams without provenance give samples
-alone.
+The order functions compute which samples a step had. The provenance tables of a dataset name the
+documents of a sample, their input files, and the line or row there. For a stream without provenance
+only the samples are known.
 """
 
 from __future__ import annotations
@@ -25,9 +24,7 @@ from stream_pretrain.train.data_sources import DataSource
 
 @dataclass(frozen=True, kw_only=True)
 class DocumentSpan:
-    """A run of tokens of one document within one sample: ids `begin..end` (end excluded) of the
-    row.
-    """
+    """The tokens of one document within one sample: ids `begin` to `end` (excluded) of its row."""
 
     document: str
     source: str
@@ -38,7 +35,7 @@ class DocumentSpan:
 
 @dataclass(frozen=True, kw_only=True)
 class TracedSample:
-    """One sample of a step: its stream, its number there, its shard, and the documents in it."""
+    """One sample of a step: its stream, its number in the stream, its shard and its documents."""
 
     stream: str
     sample: int
@@ -49,7 +46,7 @@ class TracedSample:
 
 @dataclass(frozen=True, kw_only=True)
 class Occurrence:
-    """A data step that held a part of a document."""
+    """A data step that had a part of a document."""
 
     data_step: int
     epoch: int
@@ -59,10 +56,10 @@ class Occurrence:
 
 
 def trace_step(history: RunHistory, data_step: int) -> list[TracedSample]:
-    """The samples of a data step, in order of stream and number.
+    """Return the samples of a data step, ordered by stream and number.
 
     Raises:
-        DataError: the run has not come so far, or left the step out.
+        DataError: the run has not reached the step, or has skipped it.
     """
     phase = history.phase_of(data_step)
     if history.state.is_skipped(data_step):
@@ -75,38 +72,38 @@ def trace_step(history: RunHistory, data_step: int) -> list[TracedSample]:
 def trace_document(
     history: RunHistory, document: str, stream: str | None = None
 ) -> list[Occurrence]:
-    """Every data step, skipped ones left out, that held a part of a document.
+    """Return every data step, except skipped ones, that had a part of a document.
 
     Raises:
-        DataError: no stream of the run has a document of that id.
+        DataError: no stream of the run has a document with that id.
     """
-    found: list[Occurrence] = []
-    known = False
+    occurrences: list[Occurrence] = []
+    is_known = False
     for phase in history.phases:
-        wanted = dict(_samples_of(phase, document, stream))
-        known = known or bool(wanted)
-        found += _sightings(history, phase, wanted)
-    if not known:
+        samples = dict(_samples_of(phase, document, stream))
+        is_known = is_known or bool(samples)
+        occurrences += _occurrences(history, phase, samples)
+    if not is_known:
         raise DataError(f"no document {document!r} in the provenance of this run's streams")
-    return found
+    return occurrences
 
 
-def _sightings(
-    history: RunHistory, phase: Phase, wanted: dict[int, tuple[str, int]]
+def _occurrences(
+    history: RunHistory, phase: Phase, samples: dict[int, tuple[str, int]]
 ) -> Iterator[Occurrence]:
-    """Where samples (joined id -> stream, number) came in the steps of a phase."""
+    """Yield the occurrences of samples (global id -> stream, number) in the steps of a phase."""
     per_epoch = phase.plan.steps_per_epoch
     steps = phase.last - phase.first + 1
-    if not wanted or steps < 1:
+    if not samples or steps < 1:
         return
     for epoch in range(-(-steps // per_epoch)):
         order = epoch_steps(phase.plan.order, _shards(phase), epoch)
-        places, columns = np.nonzero(np.isin(order, list(wanted)))
-        for place, column in zip(places.tolist(), columns.tolist(), strict=True):
-            data_step = phase.first + epoch * per_epoch + place
+        step_indices, columns = np.nonzero(np.isin(order, list(samples)))
+        for step, column in zip(step_indices.tolist(), columns.tolist(), strict=True):
+            data_step = phase.first + epoch * per_epoch + step
             if data_step > phase.last or history.state.is_skipped(data_step):
                 continue
-            name, sample = wanted[int(order[place, column])]
+            name, sample = samples[int(order[step, column])]
             yield Occurrence(
                 data_step=data_step, epoch=epoch, phase=phase.number, stream=name, sample=sample
             )
@@ -115,19 +112,20 @@ def _sightings(
 def _samples_of(
     phase: Phase, document: str, stream: str | None
 ) -> Iterator[tuple[int, tuple[str, int]]]:
-    """Joined ids of all samples that hold a part of a document."""
+    """Yield the global id, stream and number of all samples that have a part of a document."""
     start = 0
     for source in phase.sources.train:
         if stream in (None, source.facts.name):
-            row = phase.plan.seq_len + 1
-            for first, tokens in _pieces_of(source, document):
-                last = min((first + tokens - 1) // row, source.facts.samples - 1)
-                for sample in range(first // row, last + 1):
+            row_ids = phase.plan.seq_len + 1
+            for first, tokens in _token_ranges(source, document):
+                last = min((first + tokens - 1) // row_ids, source.facts.samples - 1)
+                for sample in range(first // row_ids, last + 1):
                     yield start + sample, (source.facts.name, sample)
         start += source.facts.samples
 
 
-def _pieces_of(source: DataSource, document: str) -> Iterator[tuple[int, int]]:
+def _token_ranges(source: DataSource, document: str) -> Iterator[tuple[int, int]]:
+    """Yield the first token and the number of tokens of each part of a document in a stream."""
     for key in _provenance(source):
         table = pq.read_table(
             io.BytesIO(source.store.read(key)), filters=pc.field("id") == document
@@ -148,17 +146,17 @@ def _traced(phase: Phase, sample_id: int) -> TracedSample:
         sample=sample_id,
         shard=source.index.shards[shard].fetched.name,
         row=row,
-        pieces=tuple(_pieces_in(source, sample_id, phase.plan.seq_len + 1)),
+        pieces=tuple(_document_spans(source, sample_id, phase.plan.seq_len + 1)),
     )
 
 
-def _pieces_in(source: DataSource, sample: int, row: int) -> Iterator[DocumentSpan]:
-    """Documents that overlap ids `sample * row` to `(sample + 1) * row` of the packed stream."""
-    begin, end = sample * row, (sample + 1) * row
+def _document_spans(source: DataSource, sample: int, row_ids: int) -> Iterator[DocumentSpan]:
+    """Yield the documents of a sample, which has `row_ids` ids of the packed stream."""
+    begin, end = sample * row_ids, (sample + 1) * row_ids
     first, tokens = pc.field("first_token"), pc.field("tokens")
     for key in _provenance(source):
-        wanted = (first < end) & (first + tokens.cast("int64") > begin)
-        table = pq.read_table(io.BytesIO(source.store.read(key)), filters=wanted)
+        overlapping = (first < end) & (first + tokens.cast("int64") > begin)
+        table = pq.read_table(io.BytesIO(source.store.read(key)), filters=overlapping)
         for entry in table.to_pylist():
             yield DocumentSpan(
                 document=entry["id"],
@@ -170,8 +168,9 @@ def _pieces_in(source: DataSource, sample: int, row: int) -> Iterator[DocumentSp
 
 
 def _provenance(source: DataSource) -> Sequence[str]:
-    """Keys of the provenance tables of a stream, none for a stream that others made."""
-    return [i.key for i in source.store.list(DOCUMENTS_DIR) if i.key.endswith(".parquet")]
+    """Return the keys of a stream's provenance tables; a stream of another tool has none."""
+    files = source.store.list(DOCUMENTS_DIR)
+    return [file.key for file in files if file.key.endswith(".parquet")]
 
 
 def _shards(phase: Phase) -> list[list[int]]:

@@ -1,8 +1,8 @@
-"""Is everything of a run whole and of one piece? In: a run directory. Out: faults, each naming its
-place. Changes nothing.
+"""Verify all files of a run, and list the faults.
 
-Checkpoints against their receipts, metrics against the checkpoints' steps and digests, and the
-shards that the run trains on against their index.
+Checkpoints are compared with their receipts, metrics with the steps and digests of the checkpoints,
+and the shards that the run trains on with their index. Each fault names its file; nothing is
+changed.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from stream_pretrain.train.run_dir import METRICS_NAME
 
 
 @dataclass(frozen=True, kw_only=True)
-class Verified:
-    """What was looked at, and every fault found there."""
+class VerifyResult:
+    """The number of checkpoints, steps and shards that were verified, and their faults."""
 
     checkpoints: int
     steps: int
@@ -42,31 +42,36 @@ class Verified:
 
 def verify_run(
     run: Store, storage: StorageConfig, *, fast: bool = False, step: int | None = None
-) -> Verified:
-    """Look at all checkpoints (or one), the metrics and the data; `fast` compares sizes only."""
+) -> VerifyResult:
+    """Verify all checkpoints (or that of `step`), the metrics and the data.
+
+    With `fast` only sizes are compared, and no hashes.
+    """
     faults: list[str] = []
     states = list(_checkpoints(run, fast, step, faults))
     steps = _metrics(run, states, faults)
     shards = _data(run, storage, fast, faults) if states else 0
     if not states and not faults:
         faults.append(f"{run.url('checkpoints')}: no checkpoint")
-    return Verified(checkpoints=len(states), steps=steps, shards=shards, faults=tuple(faults))
+    return VerifyResult(checkpoints=len(states), steps=steps, shards=shards, faults=tuple(faults))
 
 
 def _checkpoints(
     run: Store, fast: bool, step: int | None, faults: list[str]
 ) -> Iterator[TrainState]:
-    shelf = CheckpointDir(run)
-    for found in shelf.steps() if step is None else [step]:
+    directory = CheckpointDir(run)
+    for saved_step in directory.steps() if step is None else [step]:
         try:
-            yield shelf.state(shelf.check(found, hashes=not fast))
+            yield directory.state(directory.check(saved_step, hashes=not fast))
         except StreamPretrainError as error:
             faults.append(str(error))
 
 
 def _metrics(run: Store, states: list[TrainState], faults: list[str]) -> int:
-    """Steps in the metrics: each once, without a gap up to the newest checkpoint, with the
-    checkpoints' digests.
+    """Check the steps of the metrics, and return their number.
+
+    Each step must be there once, without a gap up to the newest checkpoint, and with the data
+    digest that its checkpoint has.
     """
     digests: dict[int, str] = {}
     try:
@@ -84,17 +89,17 @@ def _metrics(run: Store, states: list[TrainState], faults: list[str]) -> int:
             f"{run.url(METRICS_NAME)}: {len(missing)} steps are missing, the first is {missing[0]}"
         )
     for state in states:
-        written = digests.get(state.step)
-        if written is not None and written != state.digest:
+        digest = digests.get(state.step)
+        if digest is not None and digest != state.digest:
             faults.append(
-                f"{run.url(METRICS_NAME)}: step {state.step} has data digest {written}, its "
+                f"{run.url(METRICS_NAME)}: step {state.step} has data digest {digest}, its "
                 f"checkpoint {state.digest}"
             )
     return len(digests)
 
 
 def _data(run: Store, storage: StorageConfig, fast: bool, faults: list[str]) -> int:
-    """Shards of the newest phase, in place: sizes, and hashes unless `fast`."""
+    """Check size and (unless `fast`) hash of the newest phase's shards; return their number."""
     try:
         phase: Phase = read_run_history(run, storage).phases[-1]
     except (DataError, ConfigError, StorageError) as error:
@@ -103,26 +108,26 @@ def _data(run: Store, storage: StorageConfig, fast: bool, faults: list[str]) -> 
     count = 0
     for source in phase.sources.train:
         count += len(source.index.shards)
-        faults += _sizes(source) if fast else _hashes(source)
+        faults += _size_faults(source) if fast else _hash_faults(source)
     return count
 
 
-def _sizes(source: DataSource) -> Iterator[str]:
-    there = {info.key: info.size for info in source.store.list("")}
+def _size_faults(source: DataSource) -> Iterator[str]:
+    sizes = {info.key: info.size for info in source.store.list("")}
     for shard in source.index.shards:
         name, size = shard.fetched.name, shard.fetched.size
-        if name not in there:
+        if name not in sizes:
             yield f"{source.store.url(name)}: is missing"
-        elif there[name] != size:
-            yield f"{source.store.url(name)}: has {there[name]} bytes, index.json says {size}"
+        elif sizes[name] != size:
+            yield f"{source.store.url(name)}: has {sizes[name]} bytes, index.json says {size}"
 
 
-def _hashes(source: DataSource) -> Iterator[str]:
-    """Fetch each shard to a temporary directory, as a run would, and drop it again."""
+def _hash_faults(source: DataSource) -> Iterator[str]:
+    """Fetch each shard to a temporary directory, as a run does, and delete it again."""
     settings = FetchSettings(verify="arrival")
     for shard in source.index.shards:
-        with TemporaryDirectory(prefix="verify-") as place:
+        with TemporaryDirectory(prefix="verify-") as directory:
             try:
-                fetch_shard(shard, source.store, Path(place), settings)
+                fetch_shard(shard, source.store, Path(directory), settings)
             except ShardError as error:
                 yield str(error)

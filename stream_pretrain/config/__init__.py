@@ -1,5 +1,7 @@
-"""The configuration, from what a person wrote to frozen values.
+"""Read a configuration from YAML files and flags into frozen, checked models.
 
-`types` (how values are written) -> `checks` (keys that contradict one another) -> `sections` (every
-key), read from files and flags by `load`, described by `document`.
+What goes in are `--config` files and command-line flags; what comes out is a `LoadedConfig`, or a
+`ConfigError` that lists every fault. `types` defines how values are written, `checks` finds keys
+that contradict one another, `sections` defines every key, `load_config` reads files and flags, and
+`reference` writes help text, README and JSON Schema.
 """

@@ -1,8 +1,9 @@
-"""Settings that contradict one another. In: a Config, or its valid part. Out: faults. Sees no data
-or device.
+"""Find settings that contradict one another.
 
-Each function reads only what it needs, so that it also runs where other keys are faulty. A value
-equal to its default never counts as given: the resolved configuration is always accepted.
+Each function takes a `Config`, or the valid fields of one, and yields faults. It reads only the
+keys that it needs, so that it also runs if other keys are invalid. A value that is equal to its
+default never counts as given, so that a resolved configuration is always accepted. Data and devices
+are checked elsewhere.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ def _model_is_named(c: Config) -> Iterator[Fault]:
         )
 
 
-def _streams_are_whole(c: Config) -> Iterator[Fault]:
+def _streams_have_a_location(c: Config) -> Iterator[Fault]:
     for path, stream in _streams(c):
         if not (stream.remote or stream.local):
             yield _fault(
@@ -41,7 +42,7 @@ def _streams_are_whole(c: Config) -> Iterator[Fault]:
             yield _fault(f"{path}.storage", "", "has no effect without remote: leave it out")
 
 
-def _stream_names_differ(c: Config) -> Iterator[Fault]:
+def _stream_names_are_unique(c: Config) -> Iterator[Fault]:
     for kind, streams in (("train", c.data.train), ("validation", c.data.validation)):
         counts = Counter(stream.label for stream in streams)
         for i, stream in enumerate(streams):
@@ -50,7 +51,7 @@ def _stream_names_differ(c: Config) -> Iterator[Fault]:
                 yield _fault(path, repr(stream.label), "must be unique: give each stream a name")
 
 
-def _shares_are_clear(c: Config) -> Iterator[Fault]:
+def _weights_are_consistent(c: Config) -> Iterator[Fault]:
     weighted = [stream.weight is not None for stream in c.data.train]
     for i, stream in enumerate(c.data.train):
         if stream.repeat is not None and any(weighted):
@@ -68,7 +69,7 @@ def _shares_are_clear(c: Config) -> Iterator[Fault]:
                 yield _fault(f"data.validation.{i}.{key}", str(value), remedy)
 
 
-def _cache_has_a_use(c: Config) -> Iterator[Fault]:
+def _cache_limit_is_safe(c: Config) -> Iterator[Fault]:
     streams = list(_streams(c))
     only_local = [path for path, stream in streams if stream.local and not stream.remote]
     if c.data.cache.limit is not None and only_local:
@@ -86,15 +87,15 @@ def _shuffle_keys_apply(c: Config) -> Iterator[Fault]:
         yield _fault("data.shuffle.seed", str(shuffle.seed), remedy)
 
 
-def _micro_batches_fill_the_global(c: Config) -> Iterator[Fault]:
-    whole, micro = c.batch.global_size, c.batch.micro_size
-    if micro is not None and whole % micro:
-        below = max(n for n in range(1, micro + 1) if whole % n == 0)
-        remedy = f"must divide batch.global_size ({whole}); {below} does"
-        yield _fault("batch.micro_size", str(micro), remedy)
+def _micro_size_divides_global_size(c: Config) -> Iterator[Fault]:
+    global_size, micro_size = c.batch.global_size, c.batch.micro_size
+    if micro_size is not None and global_size % micro_size:
+        divisor = max(n for n in range(1, micro_size + 1) if global_size % n == 0)
+        remedy = f"must divide batch.global_size ({global_size}); {divisor} does"
+        yield _fault("batch.micro_size", str(micro_size), remedy)
 
 
-def _run_ends(c: Config) -> Iterator[Fault]:
+def _run_has_a_limit(c: Config) -> Iterator[Fault]:
     stop = c.stop
     if not (stop.max_tokens or stop.max_steps or stop.max_epochs or stop.max_time):
         yield _fault("stop", "", "give max_tokens, max_steps, max_epochs or max_time")
@@ -104,7 +105,7 @@ def _schedule_keys_apply(c: Config) -> Iterator[Fault]:
     schedule = c.schedule
     if schedule.decay is not None and schedule.kind in _NO_DECAY:
         remedy = f"has no effect with kind {schedule.kind}: leave it out, or use wsd"
-        yield _fault("schedule.decay", str(schedule.decay.plain()), remedy)
+        yield _fault("schedule.decay", str(schedule.decay.to_yaml()), remedy)
     if schedule.decay is None and schedule.kind == "wsd":
         yield _fault("schedule.decay", "", "must be given with kind wsd, such as 0.2 of the run")
     if schedule.min_lr and schedule.kind == "constant":
@@ -118,25 +119,25 @@ def _rates_are_ordered(c: Config) -> Iterator[Fault]:
         yield _fault("schedule.min_lr", str(c.schedule.min_lr), remedy)
 
 
-def _spans_fit_the_run(c: Config) -> Iterator[Fault]:
+def _durations_fit_the_run(c: Config) -> Iterator[Fault]:
     warmup, decay = c.schedule.warmup, c.schedule.decay
     if decay and warmup.unit == decay.unit == "fraction" and warmup.amount + decay.amount > 1:
         remedy = f"with warmup {warmup.amount} more than the whole run"
         yield _fault("schedule.decay", str(decay.amount), remedy)
 
 
-def _fractions_have_a_whole(c: Config) -> Iterator[Fault]:
+def _fractions_have_a_run_length(c: Config) -> Iterator[Fault]:
     stop = c.stop
     if stop.max_time is None or stop.max_tokens or stop.max_steps or stop.max_epochs:
         return
-    for key, span in _spans(c.schedule):
-        if span is None or span.unit == "fraction":
-            shown = "" if span is None else str(span.amount)
+    for key, duration in _durations(c.schedule):
+        if duration is None or duration.unit == "fraction":
+            value = "" if duration is None else str(duration.amount)
             remedy = (
                 "needs the length of the run, which stop.max_time alone does not give: "
                 "write it in steps or tokens, or give another stop limit"
             )
-            yield _fault(f"schedule.{key}", shown, remedy)
+            yield _fault(f"schedule.{key}", value, remedy)
 
 
 def _spike_keys_apply(c: Config) -> Iterator[Fault]:
@@ -148,7 +149,7 @@ def _spike_keys_apply(c: Config) -> Iterator[Fault]:
             yield _fault(f"optimizer.{key}", str(value), remedy)
 
 
-def _rewind_has_a_target(c: Config) -> Iterator[Fault]:
+def _rewind_has_saves(c: Config) -> Iterator[Fault]:
     saves = c.checkpoint.every or c.checkpoint.every_time
     if c.optimizer.on_spike == "rewind" and not saves:
         remedy = "needs saves: give checkpoint.every or checkpoint.every_time"
@@ -161,7 +162,7 @@ def _optimizer_keys_apply(c: Config) -> Iterator[Fault]:
         yield _fault("optimizer.decay_on", str(list(c.optimizer.decay_on)), remedy)
 
 
-def _evaluation_happens(c: Config) -> Iterator[Fault]:
+def _evaluation_keys_apply(c: Config) -> Iterator[Fault]:
     evaluation = c.evaluation
     if evaluation.every or evaluation.at_start or evaluation.at_end:
         return
@@ -173,12 +174,12 @@ def _evaluation_happens(c: Config) -> Iterator[Fault]:
         yield _fault("data.validation", "", remedy)
 
 
-def _best_is_measured(c: Config) -> Iterator[Fault]:
+def _keep_best_has_evaluations(c: Config) -> Iterator[Fault]:
     if c.checkpoint.keep_best and c.evaluation.every is None:
         yield _fault("checkpoint.keep_best", "True", "needs evaluation.every")
 
 
-def _kept_steps_are_saved(c: Config) -> Iterator[Fault]:
+def _keep_every_matches_saves(c: Config) -> Iterator[Fault]:
     keep, every = c.checkpoint.keep_every, c.checkpoint.every
     if keep is not None and (every is None or keep % every):
         saved = "nothing is saved by steps" if every is None else f"saves are every {every} steps"
@@ -186,7 +187,7 @@ def _kept_steps_are_saved(c: Config) -> Iterator[Fault]:
         yield _fault("checkpoint.keep_every", str(keep), remedy)
 
 
-def _loggers_are_clear(c: Config) -> Iterator[Fault]:
+def _logger_keys_apply(c: Config) -> Iterator[Fault]:
     loggers = c.logging.loggers
     for name, count in Counter(loggers).items():
         if count > 1:
@@ -217,7 +218,7 @@ def _compute_keys_apply(c: Config) -> Iterator[Fault]:
         yield _fault("compute.strategy", repr(compute.strategy), remedy)
 
 
-def _access_is_one_way(c: Config) -> Iterator[Fault]:
+def _storage_keys_agree(c: Config) -> Iterator[Fault]:
     sections = [("storage", c.storage)]
     sections += [(f"{path}.storage", s.storage) for path, s in _streams(c) if s.storage]
     for path, storage in sections:
@@ -238,8 +239,8 @@ def _streams(c: Config) -> Iterator[tuple[str, StreamConfig]]:
         yield f"data.validation.{i}", stream
 
 
-def _spans(schedule: ScheduleConfig) -> Iterator[tuple[str, TrainingDuration | None]]:
-    """The spans that the run's length matters to."""
+def _durations(schedule: ScheduleConfig) -> Iterator[tuple[str, TrainingDuration | None]]:
+    """Yield the durations that may depend on the length of the run."""
     yield "warmup", schedule.warmup
     if schedule.kind not in _NO_DECAY:
         yield "decay", schedule.decay
@@ -251,24 +252,24 @@ def _fault(path: str, found: str, remedy: str) -> Fault:
 
 CHECKS: tuple[Check, ...] = (
     _model_is_named,
-    _streams_are_whole,
-    _stream_names_differ,
-    _shares_are_clear,
-    _cache_has_a_use,
+    _streams_have_a_location,
+    _stream_names_are_unique,
+    _weights_are_consistent,
+    _cache_limit_is_safe,
     _shuffle_keys_apply,
-    _micro_batches_fill_the_global,
-    _run_ends,
+    _micro_size_divides_global_size,
+    _run_has_a_limit,
     _schedule_keys_apply,
     _rates_are_ordered,
-    _spans_fit_the_run,
-    _fractions_have_a_whole,
+    _durations_fit_the_run,
+    _fractions_have_a_run_length,
     _spike_keys_apply,
-    _rewind_has_a_target,
+    _rewind_has_saves,
     _optimizer_keys_apply,
-    _evaluation_happens,
-    _best_is_measured,
-    _kept_steps_are_saved,
-    _loggers_are_clear,
+    _evaluation_keys_apply,
+    _keep_best_has_evaluations,
+    _keep_every_matches_saves,
+    _logger_keys_apply,
     _compute_keys_apply,
-    _access_is_one_way,
+    _storage_keys_agree,
 )

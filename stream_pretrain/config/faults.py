@@ -1,8 +1,7 @@
-"""What is wrong with values. In: a model, raw values, pydantic's errors. Out: faults. Stops at
-nothing: all are collected.
+"""Turn validation errors of a configuration into faults with a key, a value and a remedy.
 
-Checks between fields also run where other fields are faulty, on the valid part of the
-configuration.
+All faults are collected: those of single values, which pydantic reports, and those of the checks
+between keys, which also run on the valid fields of a configuration that has invalid ones.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from stream_pretrain.config.fields import (
-    describe,
+    describe_type,
     find_section,
     is_list,
     item_of,
@@ -35,22 +34,26 @@ def faults_of(
     model: type[Section],
     raw: Mapping[str, Any],
     error: ValidationError,
-    places: Mapping[KeyPath, str],
+    locations: Mapping[KeyPath, str],
 ) -> list[Fault]:
-    """Every fault of `raw`: those pydantic found, then those of the model's cross-field checks."""
-    shape: dict[str, Fault] = {}
+    """Return every fault of `raw`: those of single values, then those of checks between keys.
+
+    `locations` has the file and line of each key.
+    """
+    by_path: dict[str, Fault] = {}
     for details in error.errors(include_url=False):
         if isinstance(details.get("ctx", {}).get("error"), FaultsError):
             continue
-        fault = _shape_fault(model, details, places)
-        shape.setdefault(fault.path, fault)
-    for path in [path for path in shape if any(other.startswith(f"{path}.") for other in shape)]:
-        del shape[path]
-    return [*shape.values(), *_check_faults(model, raw, places)]
+        fault = _value_fault(model, details, locations)
+        by_path.setdefault(fault.path, fault)
+    parents = [path for path in by_path if any(key.startswith(f"{path}.") for key in by_path)]
+    for path in parents:
+        del by_path[path]
+    return [*by_path.values(), *_check_faults(model, raw, locations)]
 
 
-def did_you_mean(path: Sequence[str], model: type[Section], *, flag: bool = False) -> str:
-    """`; did you mean optimizer.lr?`, or '' where nothing is near."""
+def suggest_key(path: Sequence[str], model: type[Section], *, flag: bool = False) -> str:
+    """Return `; did you mean optimizer.lr?`, or an empty string if no key is similar."""
     *parents, last = path
     section = find_section(model, tuple(parents))
     siblings = list(section.model_fields) if section else []
@@ -64,24 +67,24 @@ def did_you_mean(path: Sequence[str], model: type[Section], *, flag: bool = Fals
     return f"; did you mean {'--' if flag else ''}{near[0]}?" if near else ""
 
 
-def shown(value: object) -> str:
-    """A value as a message shows it: short, and without credentials in URLs."""
+def format_value(value: object) -> str:
+    """Return a value as a message shows it: short, and without credentials in URLs."""
     text = hide_url_secrets(repr(value), mark="…")
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"
 
 
-def _shape_fault(
-    model: type[Section], details: ErrorDetails, places: Mapping[KeyPath, str]
+def _value_fault(
+    model: type[Section], details: ErrorDetails, locations: Mapping[KeyPath, str]
 ) -> Fault:
-    path, info = _place(model, details["loc"])
-    remedy, found = _remedy(model, path, info, details)
-    return Fault(path=".".join(path), found=found, remedy=remedy + _where(path, places))
+    path, info = _field_at(model, details["loc"])
+    remedy, value = _remedy(model, path, info, details)
+    return Fault(path=".".join(path), found=value, remedy=remedy + _in_file(path, locations))
 
 
-def _place(
+def _field_at(
     model: type[Section], location: tuple[int | str, ...]
 ) -> tuple[KeyPath, FieldInfo | None]:
-    """The key path of an error (pydantic adds names of union members at its end) and its field."""
+    """Return the key path of an error, less the union members that pydantic adds, and its field."""
     path: KeyPath = ()
     current: type[Section] | None = model
     info: FieldInfo | None = None
@@ -103,27 +106,27 @@ def _place(
 def _remedy(
     model: type[Section], path: KeyPath, info: FieldInfo | None, details: ErrorDetails
 ) -> tuple[str, str]:
-    """What to do, and the value to show."""
+    """Return what to do, and the value to show."""
     kind, value = details["type"], details["input"]
     if kind == "extra_forbidden":
-        return f"no such key{did_you_mean(path, model)}", ""
+        return f"no such key{suggest_key(path, model)}", ""
     if kind == "missing":
         doc = " ".join((info.description or "").split()) if info else ""
         return f"must be given. {doc}".strip(), ""
     if kind == "value_error":
-        return str(details["ctx"]["error"]).partition(", got ")[0], shown(value)
+        return str(details["ctx"]["error"]).partition(", got ")[0], format_value(value)
     if kind in ("greater_than", "greater_than_equal", "less_than", "less_than_equal", "too_short"):
         return details["msg"].replace("Input should be", "must be").replace(
             "Tuple should have at least 1 item after validation, not 0", "must hold at least one"
-        ), shown(value)
+        ), format_value(value)
     if kind == "finite_number":
-        return "must be a finite number", shown(value)
+        return "must be a finite number", format_value(value)
     if info is None:
-        return details["msg"], shown(value)
+        return details["msg"], format_value(value)
     item = item_of(info.annotation) if path[-1].isdigit() else None
-    wanted = "a mapping" if section_of(item) else describe(info)
+    wanted = "a mapping" if section_of(item) else describe_type(info)
     hint = f'; quote it: "{value}"' if wanted.startswith("text") and isinstance(value, int) else ""
-    return f"must be {wanted}{_near_choice(value, wanted)}{hint}", shown(value)
+    return f"must be {wanted}{_near_choice(value, wanted)}{hint}", format_value(value)
 
 
 def _near_choice(value: object, wanted: str) -> str:
@@ -132,33 +135,33 @@ def _near_choice(value: object, wanted: str) -> str:
     return f"; did you mean {near[0]}?" if near and near != ["text"] else ""
 
 
-def _where(path: KeyPath, places: Mapping[KeyPath, str]) -> str:
-    place = places.get(path)
-    return f" ({place})" if place else ""
+def _in_file(path: KeyPath, locations: Mapping[KeyPath, str]) -> str:
+    location = locations.get(path)
+    return f" ({location})" if location else ""
 
 
 def _check_faults(
-    model: type[Section], raw: Mapping[str, Any], places: Mapping[KeyPath, str]
+    model: type[Section], raw: Mapping[str, Any], locations: Mapping[KeyPath, str]
 ) -> Iterator[Fault]:
     if not issubclass(model, Settings):
         return
-    part = ValidPart(model, raw)
+    fields = ValidFields(model, raw)
     for check in model.checks:
         try:
-            found = list(check(part))
-        except FaultyError:
+            faults = list(check(fields))
+        except InvalidFieldError:
             continue
-        for fault in found:
-            where = _where(tuple(fault.path.split(".")), places)
-            yield Fault(path=fault.path, found=fault.found, remedy=fault.remedy + where)
+        for fault in faults:
+            location = _in_file(tuple(fault.path.split(".")), locations)
+            yield Fault(path=fault.path, found=fault.found, remedy=fault.remedy + location)
 
 
-class FaultyError(Exception):
-    """A check has asked for a field that has no valid value."""
+class InvalidFieldError(Exception):
+    """A check has read a field that has no valid value."""
 
 
-class ValidPart:
-    """A model's valid fields as attributes; asking for one that is faulty raises `FaultyError`."""
+class ValidFields:
+    """The valid fields of a model as attributes; reading another raises `InvalidFieldError`."""
 
     def __init__(self, model: type[Section], raw: Mapping[str, Any]) -> None:
         self._model = model
@@ -170,7 +173,7 @@ class ValidPart:
             return getattr(self._model, name).__get__(self)
         if name not in self._raw:
             if info.is_required():
-                raise FaultyError(name)
+                raise InvalidFieldError(name)
             return info.get_default(call_default_factory=True)
         return _valid(info, self._raw[name])
 
@@ -178,14 +181,14 @@ class ValidPart:
 def _valid(info: FieldInfo, value: Any) -> Any:
     section, item = section_of(info.annotation), section_of(item_of(info.annotation))
     if section and isinstance(value, Mapping):
-        return ValidPart(section, value)
+        return ValidFields(section, value)
     if item and isinstance(value, list) and all(isinstance(each, Mapping) for each in value):
-        return tuple(ValidPart(item, each) for each in value)
+        return tuple(ValidFields(item, each) for each in value)
     try:
         adapter: TypeAdapter[Any] = TypeAdapter(_annotated(info), config={"strict": True})
         return adapter.validate_python(value)
     except ValidationError as error:
-        raise FaultyError(str(error)) from error
+        raise InvalidFieldError(str(error)) from error
 
 
 def _annotated(info: FieldInfo) -> Any:

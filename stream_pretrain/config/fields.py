@@ -1,7 +1,6 @@
-"""What a configuration model consists of. In: a Section class. Out: its fields by dotted path, with
-their types in words.
+"""List the fields of a configuration model by dotted path, and describe_type their types in words.
 
-Reads no values.
+The functions take a `Section` class or the annotation of a field; they read no values.
 """
 
 from __future__ import annotations
@@ -14,16 +13,16 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from pydantic import BeforeValidator, PlainValidator
 from pydantic.fields import FieldInfo
 
-from stream_pretrain.config.types import Section, parse_training_duration
+from stream_pretrain.config.types import Section, TrainingDuration, parse_training_duration
 from stream_pretrain.units import parse_bytes, parse_count, parse_duration
 
-_KINDS: Mapping[Any, str] = {
+_PARSED_TYPES: Mapping[Any, str] = {
     parse_count: "count",
     parse_bytes: "size",
     parse_duration: "duration",
     parse_training_duration: "steps, tokens or fraction",
 }
-_NAMES: Mapping[Any, str] = {
+_PLAIN_TYPES: Mapping[Any, str] = {
     str: "text",
     int: "whole number",
     float: "number",
@@ -33,8 +32,10 @@ _NAMES: Mapping[Any, str] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Key:
-    """One key: its dotted path, type in words, default as written (None: must be given),
-    documentation."""
+    """One key of a configuration.
+
+    `type` is in words, `default` as it is written in YAML (None if the key is required).
+    """
 
     path: str
     type: str
@@ -43,25 +44,27 @@ class Key:
     doc: str
 
 
-def members(annotation: Any) -> list[Any]:
-    """The alternatives of an annotation, without `Annotated` around them."""
+def union_members(annotation: Any) -> list[Any]:
+    """Return the alternatives of an annotation, without `Annotated` around them."""
     origin = get_origin(annotation)
     if origin is Annotated:
-        return members(get_args(annotation)[0])
+        return union_members(get_args(annotation)[0])
     if origin in (Union, UnionType):
-        return [member for part in get_args(annotation) for member in members(part)]
+        return [member for part in get_args(annotation) for member in union_members(part)]
     return [annotation]
 
 
 def section_of(annotation: Any) -> type[Section] | None:
-    """The Section that a field holds, or None."""
-    found = [m for m in members(annotation) if isinstance(m, type) and issubclass(m, Section)]
-    return found[0] if found else None
+    """Return the Section that a field holds, or None."""
+    sections = [
+        m for m in union_members(annotation) if isinstance(m, type) and issubclass(m, Section)
+    ]
+    return sections[0] if sections else None
 
 
 def item_of(annotation: Any) -> Any:
-    """The annotation of a list's items, or None if it is no list of equals."""
-    for member in members(annotation):
+    """Return the annotation of a list's items, or None if it is not a list of one type."""
+    for member in union_members(annotation):
         if (
             get_origin(member) is tuple
             and len(get_args(member)) == 2
@@ -72,30 +75,33 @@ def item_of(annotation: Any) -> Any:
 
 
 def is_list(annotation: Any) -> bool:
-    """True for lists of any kind, pairs included."""
-    return any(get_origin(member) is tuple for member in members(annotation))
+    """Return whether a field is a list of any kind, pairs included."""
+    return any(get_origin(member) is tuple for member in union_members(annotation))
 
 
 def is_mapping(annotation: Any) -> bool:
-    """True for fields that hold free keys."""
+    """Return whether a field is a mapping with arbitrary keys."""
     return any(
-        isinstance(o := get_origin(m), type) and issubclass(o, Mapping) for m in members(annotation)
+        isinstance(o := get_origin(m), type) and issubclass(o, Mapping)
+        for m in union_members(annotation)
     )
 
 
 def is_text(annotation: Any) -> bool:
-    """True where any text is a value, so that `123` must not become a number."""
-    return [member for member in members(annotation) if member is not NoneType] == [str]
+    """Return whether a field accepts any text, so that `123` must not become a number."""
+    return [member for member in union_members(annotation) if member is not NoneType] == [str]
 
 
 def may_be_null(annotation: Any) -> bool:
-    """True where null is a value."""
-    return NoneType in members(annotation)
+    """Return whether a field accepts null."""
+    return NoneType in union_members(annotation)
 
 
 def find_field(model: type[Section], path: tuple[str, ...]) -> Any:
-    """The annotation at a path; `Any` inside a mapping of free keys; None if there is no such
-    key."""
+    """Return the annotation at a path, or None if there is no such key.
+
+    Inside a mapping with arbitrary keys it is `Any`.
+    """
     if not path or path[0] not in model.model_fields:
         return None
     annotation = model.model_fields[path[0]].annotation
@@ -108,12 +114,12 @@ def find_field(model: type[Section], path: tuple[str, ...]) -> Any:
 
 
 def flags_of(options: type[Section]) -> dict[str, Any]:
-    """The annotations of a command's own flags, by the name that is typed."""
+    """Return the annotations of a command's own flags, by the name that is typed."""
     return {info.alias or name: info.annotation for name, info in options.model_fields.items()}
 
 
 def find_section(model: type[Section], path: tuple[str, ...]) -> type[Section] | None:
-    """The section at a path (`data.train.0` is a stream), or None."""
+    """Return the section at a path (`data.train.0` is a stream), or None."""
     if not path:
         return model
     info = model.model_fields.get(path[0])
@@ -127,8 +133,10 @@ def find_section(model: type[Section], path: tuple[str, ...]) -> type[Section] |
 
 
 def keys_of(model: type[Section], prefix: str = "") -> Iterator[Key]:
-    """All keys that hold values, sections unfolded; keys of listed sections as
-    `data.train[].remote`."""
+    """Yield all keys that hold values, those of nested sections included.
+
+    Keys of sections in a list have paths such as `data.train[].remote`.
+    """
     for name, info in model.model_fields.items():
         path = f"{prefix}{info.alias or name}"
         section = section_of(info.annotation)
@@ -137,8 +145,8 @@ def keys_of(model: type[Section], prefix: str = "") -> Iterator[Key]:
             continue
         yield Key(
             path=path,
-            type=describe(info),
-            default=written(info),
+            type=describe_type(info),
+            default=yaml_default(info),
             required=info.is_required(),
             doc=" ".join((info.description or "").split()),
         )
@@ -147,56 +155,60 @@ def keys_of(model: type[Section], prefix: str = "") -> Iterator[Key]:
             yield from keys_of(item, f"{path}[].")
 
 
-def written(info: FieldInfo) -> Any:
-    """A default as it is written in YAML."""
+def yaml_default(info: FieldInfo) -> Any:
+    """Return the default of a field as it is written in YAML."""
     default = info.get_default(call_default_factory=True)
     if info.is_required():
         return None
-    if hasattr(default, "plain"):
-        return default.plain()
+    if isinstance(default, TrainingDuration):
+        return default.to_yaml()
     return list(default) if isinstance(default, tuple) else default
 
 
-def describe(info: FieldInfo) -> str:
-    """A field's type in words: `count or null`, `ddp, fsdp2 or hsdp`."""
+def describe_type(info: FieldInfo) -> str:
+    """Describe the type of a field in words: `count or null`, `ddp, fsdp2 or hsdp`."""
     for item in info.metadata:
-        if kind := _kind(item):
+        if kind := _parsed_type(item):
             return kind
-    return _in_words(info.annotation)
+    return _type_text(info.annotation)
 
 
-def _kind(metadata: Any) -> str | None:
+def _parsed_type(metadata: Any) -> str | None:
     if isinstance(metadata, BeforeValidator | PlainValidator):
-        return _KINDS.get(metadata.func)
+        return _PARSED_TYPES.get(metadata.func)
     return None
 
 
-def _in_words(annotation: Any) -> str:
+def _type_text(annotation: Any) -> str:
     origin = get_origin(annotation)
     if origin is Annotated:
         base, *metadata = get_args(annotation)
-        return next((kind for item in metadata if (kind := _kind(item))), _in_words(base))
+        return next((kind for item in metadata if (kind := _parsed_type(item))), _type_text(base))
     if origin in (Union, UnionType):
-        return _either([word for part in get_args(annotation) for word in _alternatives(part)])
+        return _join_with_or(
+            [word for part in get_args(annotation) for word in _alternatives(part)]
+        )
     if origin is Literal:
-        return _either(_alternatives(annotation))
+        return _join_with_or(_alternatives(annotation))
     if origin is tuple:
         parts = get_args(annotation)
         return (
-            f"list of {_in_words(parts[0])}" if parts[1] is ... else f"list of {len(parts)} numbers"
+            f"list of {_type_text(parts[0])}"
+            if parts[1] is ...
+            else f"list of {len(parts)} numbers"
         )
     if section_of(annotation):
         return "mapping"
     if is_mapping(annotation):
         return "mapping"
-    return "null" if annotation is NoneType else _NAMES.get(annotation, "any value")
+    return "null" if annotation is NoneType else _PLAIN_TYPES.get(annotation, "any value")
 
 
 def _alternatives(annotation: Any) -> list[str]:
     if get_origin(annotation) is Literal:
         return [str(choice) for choice in get_args(annotation)]
-    return [_in_words(annotation)]
+    return [_type_text(annotation)]
 
 
-def _either(words: list[str]) -> str:
+def _join_with_or(words: list[str]) -> str:
     return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} or {words[-1]}"

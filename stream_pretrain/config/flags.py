@@ -1,8 +1,8 @@
-"""The command line -> values by key. In: arguments. Out: `Flags`, faults included. Does not check
-the values.
+"""Parse a command line into values by key.
 
-`--a.b value`, `--a.b=value`, `--switch`; lists and mappings are JSON, and a list flag may be given
-again to add an item. `-` and `_` are the same in names.
+Flags are written `--a.b value`, `--a.b=value` or `--switch`. Lists and mappings are JSON, and a
+list flag may be repeated to append an item. `-` and `_` are the same in names. The result includes
+a fault for everything that cannot be parsed; the values are checked by `load_config`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from stream_pretrain.config.faults import did_you_mean, shown
+from stream_pretrain.config.faults import format_value, suggest_key
 from stream_pretrain.config.fields import (
     find_field,
     flags_of,
@@ -20,8 +20,8 @@ from stream_pretrain.config.fields import (
     is_mapping,
     is_text,
     may_be_null,
-    members,
     section_of,
+    union_members,
 )
 from stream_pretrain.config.types import Section
 from stream_pretrain.config.yaml import KeyPath, parse_scalar
@@ -30,7 +30,7 @@ from stream_pretrain.errors import Fault
 
 @dataclass(frozen=True, kw_only=True)
 class Flags:
-    """A parsed command line. `values` are the configuration's keys, `options` the command's own."""
+    """A parsed command line: `values` of configuration keys, `options` of the command itself."""
 
     files: list[str] = field(default_factory=list)
     values: dict[KeyPath, Any] = field(default_factory=dict)
@@ -41,19 +41,19 @@ class Flags:
 
 
 def parse_flags(argv: Sequence[str], model: type[Section], options: type[Section]) -> Flags:
-    """Read all arguments; what cannot be read becomes a fault, and reading goes on."""
-    found = list(_pairs(argv, model, options))
-    names = [name for name, _ in found]
+    """Parse all arguments; one that cannot be parsed becomes a fault."""
+    pairs = list(_pairs(argv, model, options))
+    names = [name for name, _ in pairs]
     own = flags_of(options)
     flags = Flags(print_config="print_config" in names, help="help" in names)
-    for name, text in found:
+    for name, text in pairs:
         if name in ("print_config", "help"):
             continue
         if name == "":
             flags.faults.append(
                 Fault(
                     path="command line",
-                    found=shown(text),
+                    found=format_value(text),
                     remedy="not expected here; flags begin with --",
                 )
             )
@@ -71,7 +71,7 @@ def parse_flags(argv: Sequence[str], model: type[Section], options: type[Section
 def _pairs(
     argv: Sequence[str], model: type[Section], options: type[Section]
 ) -> Iterator[tuple[str, str | None]]:
-    """(name, text) of each flag; text None where a value is missing; name '' for stray words."""
+    """Yield (name, text) of each flag: text None for a missing value, name '' for a stray word."""
     words = list(argv)
     while words:
         word = words.pop(0)
@@ -95,14 +95,14 @@ def _pairs(
 def _is_switch(name: str, model: type[Section], options: type[Section]) -> bool:
     own = flags_of(options)
     annotation = own[name] if name in own else find_field(model, tuple(name.split(".")))
-    return bool in members(annotation)
+    return bool in union_members(annotation)
 
 
 def _store_key(flags: Flags, model: type[Section], name: str, text: str) -> None:
     path = tuple(name.split("."))
     annotation = find_field(model, path)
     if annotation is None:
-        hint = did_you_mean(path, model, flag=True)
+        hint = suggest_key(path, model, flag=True)
         flags.faults.append(Fault(path=f"--{name}", found="", remedy=f"no such flag{hint}"))
     else:
         _store(flags, flags.values, path, annotation, name, text)
@@ -114,7 +114,7 @@ def _store(
     try:
         value = flag_value(annotation, text)
     except ValueError as error:
-        flags.faults.append(Fault(path=f"--{name}", found=shown(text), remedy=str(error)))
+        flags.faults.append(Fault(path=f"--{name}", found=format_value(text), remedy=str(error)))
         return
     if is_list(annotation) and not text.startswith("[") and value is not None:
         value = [*into.get(key, []), value]
@@ -122,7 +122,11 @@ def _store(
 
 
 def flag_value(annotation: Any, text: str) -> Any:
-    """The value of a flag's text, by the kind of field it is for. ValueError for malformed JSON."""
+    """Parse the text of a flag according to the annotation of its field.
+
+    Raises:
+        ValueError: the text is not valid JSON where JSON is needed.
+    """
     if text == "null" and may_be_null(annotation):
         return None
     if is_text(annotation):

@@ -1,8 +1,8 @@
-"""Files and flags -> one checked configuration. In: arguments and a model. Out: `LoadedConfig`, or
-ConfigError with all faults.
+"""Load a configuration from files and flags, and check it.
 
-Later files win over earlier ones, flags over files; mappings merge, lists replace. Works for any
-`Settings` model, so that every command of both packages is configured alike.
+Later files override earlier ones, and flags override files; mappings are merged, lists are
+replaced. Any `Settings` model can be loaded, so that every command of both packages is configured
+in the same way.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ ModelT = TypeVar("ModelT", bound=Section)
 
 @dataclass(frozen=True, kw_only=True)
 class LoadedConfig(Generic[ModelT]):
-    """A checked configuration, the command's own `options`, and where they came from."""
+    """A checked configuration, the command's own `options`, and the files and arguments read."""
 
     config: ModelT
     options: Section
@@ -36,7 +36,7 @@ class LoadedConfig(Generic[ModelT]):
     argv: tuple[str, ...]
 
     def to_yaml(self) -> str:
-        """The resolved configuration; given back through `--config` it is the same one."""
+        """Return the resolved configuration as YAML, which `--config` reads back unchanged."""
         return dump_config(self.config)
 
 
@@ -47,18 +47,20 @@ def load_config(
     program: str,
     options: type[Section] = NoOptions,
 ) -> LoadedConfig[ModelT]:
-    """Read `--config` files and flags. `--help` prints all keys and leaves (SystemExit).
+    """Read `--config` files and flags.
 
-    Raises ConfigError with every fault of every kind: flags, files, keys, values, contradictions.
+    Raises:
+        ConfigError: it lists every fault in flags, files, keys, values and their combinations.
+        SystemExit: `--help` was given; all keys have been printed.
     """
     flags = parse_flags(argv, model, options)
     if flags.help:
         print(help_text(program, model, options), end="", flush=True)
         raise SystemExit(0)
     faults = list(flags.faults)
-    raw, places = _merge_sources(flags, faults)
+    raw, locations = _merge_sources(flags, faults)
     raw = _with_sections(model, raw)
-    config = _validate(model, raw, places, faults)
+    config = _validate(model, raw, locations, faults)
     chosen = _validate(options, flags.options, {}, faults, prefix="--")
     if faults or config is None or chosen is None:
         raise ConfigError.of(faults)
@@ -72,7 +74,11 @@ def load_config(
 
 
 def config_of(model: type[ModelT], values: Mapping[str, Any]) -> ModelT:
-    """A configuration from plain values, as from a script. ConfigError with every fault."""
+    """Build a configuration from plain values, such as those of a script.
+
+    Raises:
+        ConfigError: it lists every fault.
+    """
     faults: list[Fault] = []
     if not isinstance(values, Mapping):
         remedy = "must be a mapping of sections"
@@ -86,12 +92,12 @@ def config_of(model: type[ModelT], values: Mapping[str, Any]) -> ModelT:
 
 
 def dump_config(config: Section) -> str:
-    """YAML of a configuration with every key."""
+    """Return a configuration with every key as YAML."""
     return dump_yaml(config.model_dump(mode="json"))
 
 
 def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """`over` laid upon `base`: mappings merge, all else is replaced."""
+    """Merge `over` into `base`: nested mappings are merged, all other values are replaced."""
     merged = dict(base)
     for key, value in over.items():
         below = merged.get(key)
@@ -102,17 +108,17 @@ def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
 
 def _merge_sources(flags: Flags, faults: list[Fault]) -> tuple[dict[str, Any], dict[KeyPath, str]]:
     raw: dict[str, Any] = {}
-    places: dict[KeyPath, str] = {}
+    locations: dict[KeyPath, str] = {}
     for name in flags.files:
         document = _read(name, faults)
         raw = merge(raw, document.value or {})
-        places.update(document.places)
+        locations.update(document.locations)
     for path, value in flags.values.items():
         for part in reversed(path):
             value = {part: value}
         raw = merge(raw, value)
-        places = {key: place for key, place in places.items() if key[: len(path)] != path}
-    return raw, places
+        locations = {key: at for key, at in locations.items() if key[: len(path)] != path}
+    return raw, locations
 
 
 def _read(name: str, faults: list[Fault]) -> YamlDocument:
@@ -130,8 +136,7 @@ def _read(name: str, faults: list[Fault]) -> YamlDocument:
 
 
 def _with_sections(model: type[Section], raw: Mapping[str, Any]) -> dict[str, Any]:
-    """Absent and empty sections as empty mappings, so that their missing keys are named one by
-    one."""
+    """Replace absent and empty sections by empty mappings, so that each missing key is reported."""
     filled = dict(raw)
     for name, info in model.model_fields.items():
         section = section_of(info.annotation)
@@ -146,14 +151,14 @@ def _with_sections(model: type[Section], raw: Mapping[str, Any]) -> dict[str, An
 def _validate(
     model: type[ModelT],
     raw: Mapping[str, Any],
-    places: Mapping[KeyPath, str],
+    locations: Mapping[KeyPath, str],
     faults: list[Fault],
     prefix: str = "",
 ) -> ModelT | None:
     try:
         return model.model_validate(raw)
     except ValidationError as error:
-        for fault in faults_of(model, raw, error, places):
+        for fault in faults_of(model, raw, error, locations):
             faults.append(
                 Fault(path=f"{prefix}{fault.path}", found=fault.found, remedy=fault.remedy)
             )

@@ -1,5 +1,4 @@
-"""Flags that belong to one command and not to the configuration. In: values. Out: frozen models.
-Does nothing else."""
+"""Define the flags that belong to one command and not to the configuration."""
 
 from __future__ import annotations
 
@@ -26,19 +25,19 @@ class SelftestOptions(Section):
     """Flags of `selftest`."""
 
     steps: PositiveCount = 20
-    """Steps that each of the compared runs takes."""
+    """Steps of each of the compared runs."""
 
     kills: PositiveCount = 2
-    """Times that the interrupted run is killed."""
+    """Number of times that the interrupted run is killed."""
 
     out: LocalPath | None = None
-    """Directory for both runs; null: a temporary one, deleted if they agree."""
+    """Directory for both runs; null: a temporary directory that is deleted afterwards."""
 
     as_json: Annotated[bool, Field(alias="json")] = False
     """Print JSON for a script."""
 
 
-class Access(Section):
-    """What commands on an existing run directory need of the configuration."""
+class StorageOptions(Section):
+    """Flags of commands that read an existing run directory: those of the `storage` section."""
 
     storage: StorageConfig = StorageConfig()

@@ -1,8 +1,7 @@
-"""The configuration described for people and editors. In: the models. Out: help text, README
-tables, JSON Schema.
+"""Write the reference of all configuration keys: help text, README tables and JSON Schema.
 
-`python -m stream_pretrain.config.reference [DIR]` writes `README.md` and `schema.json` (default:
-`configs`).
+`python -m stream_pretrain.config.reference [DIR]` writes `README.md` and `schema.json` to DIR
+(default: `configs`).
 """
 
 from __future__ import annotations
@@ -23,12 +22,12 @@ _INTRODUCTION = (
     "<!-- Written by `python -m stream_pretrain.config.reference` from "
     "`stream_pretrain/config/sections.py`. -->\n\n"
     "One YAML file for `stream-pretrain fit`, `plan` and `selftest`. Every key is also a flag with "
-    "the same path (`--batch.global_size 512`); flags win over files, and of several `--config` "
-    "files the later wins. Mappings merge, lists replace. On the command line lists and mappings "
-    "are JSON. `--print_config` prints the resolved configuration and stops.\n\n"
-    "Files are YAML 1.2: `1e9` and `3e-4` are numbers, `no` is text. Counts read `1000`, `1e9`, "
-    "`20B` (10^9) or `64Ki` (2^10); sizes `64MiB` or `100MB`; durations `90m`, `36h`, `1h30m`, "
-    "`1:30:00` or seconds.\n\n"
+    "the same path (`--batch.global_size 512`); flags override files, and later `--config` "
+    "files override earlier ones. Mappings are merged, lists are replaced. On the command line, "
+    "lists and mappings are JSON. `--print_config` prints the resolved configuration and exits.\n\n"
+    "Files are YAML 1.2: `1e9` and `3e-4` are numbers, `no` is text. Counts are written `1000`, "
+    "`1e9`, `20B` (10^9) or `64Ki` (2^10); sizes `64MiB` or `100MB`; durations `90m`, `36h`, "
+    "`1h30m`, `1:30:00` or a number of seconds.\n\n"
     "For completion in an editor that knows YAML schemas, begin a file with "
     "`# yaml-language-server: $schema=schema.json`.\n\n"
     "## Files\n\n"
@@ -36,20 +35,20 @@ _INTRODUCTION = (
 
 
 def help_text(program: str, model: type[Section], options: type[Section]) -> str:
-    """What `--help` prints: usage, the command's own flags, then every key with its type."""
+    """Return the text of `--help`: usage, the command's own flags, then every key with its type."""
     own = "".join(_help_entry(key) for key in keys_of(options))
     keys = "".join(_help_entry(key) for key in keys_of(model))
     return (
         f"usage: {program} [--config FILE]... [--print_config] [--KEY VALUE]...\n\n"
         "  --config FILE  YAML file with any of the keys below; may be given more than once\n"
-        "  --print_config  print the resolved configuration and stop\n"
+        "  --print_config  print the resolved configuration and exit\n"
         f"{own}\nKeys, each a flag and a path in the YAML file (lists are JSON as flags):\n\n"
         f"{keys}"
     )
 
 
 def readme(configs: Path, model: type[Section]) -> str:
-    """`configs/README.md`: the files with their first comment line, then each section's keys."""
+    """Return `configs/README.md`: the files with their first comment, then the keys by section."""
     files = "".join(
         f"- [`{path.name}`]({path.name}): {_summary(path)}\n"
         for path in sorted(configs.iterdir())
@@ -59,10 +58,13 @@ def readme(configs: Path, model: type[Section]) -> str:
 
 
 def schema(model: type[Section]) -> str:
-    """JSON Schema of the configuration file. Nothing is required of one file: there may be more."""
-    described: dict[str, Any] = {"$schema": "https://json-schema.org/draft/2020-12/schema"}
-    described |= _without_required(model.model_json_schema())
-    return json.dumps(described, indent=1, ensure_ascii=False) + "\n"
+    """Return the JSON Schema of a configuration file.
+
+    No key is required, because a configuration may consist of several files.
+    """
+    document: dict[str, Any] = {"$schema": "https://json-schema.org/draft/2020-12/schema"}
+    document |= _without_required(model.model_json_schema())
+    return json.dumps(document, indent=1, ensure_ascii=False) + "\n"
 
 
 def _without_required(part: Any) -> Any:
@@ -96,7 +98,7 @@ def _sections(model: type[Section]) -> Iterator[str]:
 
 
 def _summary(path: Path) -> str:
-    """The first comment of a file that is neither a shebang nor an editor's line."""
+    """Return the first comment line of a file that is neither a shebang nor an editor's line."""
     for line in path.read_text(encoding="utf-8").splitlines():
         text = line.removeprefix("# ")
         if text != line and not text.startswith("yaml-language-server"):

@@ -1,8 +1,8 @@
-"""Field types of configuration models. In: what a person wrote. Out: ints, floats, spans,
-locations. No defaults here.
+"""Define the field types of configuration models.
 
-`Section` is the base of every part of a configuration, `Settings` of a whole one (it also runs
-cross-field checks).
+Each type parses a value as a person writes it (`64MiB`, `36h`, `1%`) into a number, a duration or a
+location. `Section` is the base class of a part of a configuration, `Settings` of a whole
+configuration, which also runs checks between its keys. Defaults are set in `sections`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Check = Callable[[Any], Iterator[Fault]]
 
 
 class FaultsError(ValueError):
-    """Carries the faults of cross-field checks through pydantic."""
+    """Carry the faults of checks between keys through pydantic."""
 
     def __init__(self, faults: Sequence[Fault]) -> None:
         super().__init__("; ".join(map(str, faults)))
@@ -39,8 +39,10 @@ class FaultsError(ValueError):
 
 
 class Section(BaseModel):
-    """Frozen, keyword-only, strict; unknown keys are faults; the text under a field is its
-    documentation."""
+    """A part of a configuration: frozen, keyword-only and strict.
+
+    Unknown keys are faults. The text under a field is its documentation.
+    """
 
     model_config = ConfigDict(
         frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True, allow_inf_nan=False
@@ -48,7 +50,7 @@ class Section(BaseModel):
 
 
 class Settings(Section):
-    """A whole configuration. `checks` each yield the faults they find among several fields."""
+    """A whole configuration. Each of `checks` yields faults in the combination of several keys."""
 
     checks: ClassVar[tuple[Check, ...]] = ()
 
@@ -61,32 +63,35 @@ class Settings(Section):
 
 
 class TrainingDuration(NamedTuple):
-    """A stretch of training: `amount` in `unit`."""
+    """A part of a run: `amount` in steps, tokens, or as a fraction of the run."""
 
     amount: float
     unit: Literal["steps", "tokens", "fraction"]
 
-    def plain(self) -> int | float | str:
-        """As it is written in YAML: `100`, `0.01` or `"2000000000 tokens"`."""
+    def to_yaml(self) -> int | float | str:
+        """Return the value as it is written in YAML: `100`, `0.01` or `"2000000000 tokens"`."""
         if self.unit == "fraction":
             return self.amount
         return int(self.amount) if self.unit == "steps" else f"{int(self.amount)} tokens"
 
 
-_SPAN = 'steps (100), a fraction of the run (0.01 or 1%) or tokens ("2B tokens")'
-_SPAN_TEXT = re.compile(r"(.+?)\s*(steps|tokens|%)")
+_DURATION = 'steps (100), a fraction of the run (0.01 or 1%) or tokens ("2B tokens")'
+_DURATION_TEXT = re.compile(r"(.+?)\s*(steps|tokens|%)")
 
 
 def parse_training_duration(value: object) -> TrainingDuration:
-    """`100` -> steps, `0.01` or `"1%"` -> fraction, `"2B tokens"`, `"500 steps"`. ValueError
-    otherwise."""
+    """Parse `100` or `"500 steps"`, `0.01` or `"1%"` (a fraction of the run), or `"2B tokens"`.
+
+    Raises:
+        ValueError: the value is not such a duration.
+    """
     if isinstance(value, TrainingDuration):
         return value
     if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
         return TrainingDuration(value, "steps")
     if isinstance(value, float) and math.isfinite(value) and 0 <= value <= 1:
         return TrainingDuration(value, "fraction")
-    match = _SPAN_TEXT.fullmatch(value.strip()) if isinstance(value, str) else None
+    match = _DURATION_TEXT.fullmatch(value.strip()) if isinstance(value, str) else None
     try:
         if match and match[2] == "%" and 0 <= float(match[1]) <= 100:
             return TrainingDuration(float(match[1]) / 100, "fraction")
@@ -96,7 +101,7 @@ def parse_training_duration(value: object) -> TrainingDuration:
             )
     except ValueError:
         pass
-    raise ValueError(f"must be {_SPAN}, got {value!r}")
+    raise ValueError(f"must be {_DURATION}, got {value!r}")
 
 
 def _positive(value: float) -> float:
@@ -166,7 +171,7 @@ Seconds = Annotated[
 StepsTokensOrFraction = Annotated[
     TrainingDuration,
     PlainValidator(parse_training_duration),
-    PlainSerializer(TrainingDuration.plain, return_type=int | float | str),
+    PlainSerializer(TrainingDuration.to_yaml, return_type=int | float | str),
     WithJsonSchema(_TEXT_OR_NUMBER),
 ]
 """`100` steps, `0.01` or `1%` of the run, `"2B tokens"`."""

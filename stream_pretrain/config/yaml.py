@@ -1,8 +1,7 @@
-"""YAML 1.2 files. In: text. Out: plain values, and the line of each. Knows nothing of what the keys
-mean.
+"""Read and write YAML 1.2, and record the line of each key.
 
-`1e9` and `3e-4` are numbers, `no` and `1:30:00` are text (PyYAML reads YAML 1.1 and says
-otherwise). Tags, merge keys and dates are not read as anything but text, or are refused.
+`1e9` and `3e-4` are numbers, `no` and `1:30:00` are text (PyYAML reads YAML 1.1, where they are
+not). Dates are read as text; tags and merge keys are refused.
 """
 
 from __future__ import annotations
@@ -28,19 +27,23 @@ _AS_SCALAR = {f"{_TAG}{kind}" for kind in ("int", "float", "bool", "null")}
 
 @dataclass(frozen=True, kw_only=True)
 class YamlDocument:
-    """What a file holds: `value`, and for each key path the place it stands (`run.yaml:12`)."""
+    """The `value` of a file, and the file and line of each key path (`run.yaml:12`)."""
 
     value: Any
-    places: Mapping[KeyPath, str] = field(default_factory=dict)
+    locations: Mapping[KeyPath, str] = field(default_factory=dict)
 
 
 def load_yaml(path: str | Path) -> Any:
-    """The value of a YAML file. ConfigError when it cannot be read."""
+    """Return the value of a YAML file; raise ConfigError if it cannot be read."""
     return read_document(path).value
 
 
 def read_document(path: str | Path) -> YamlDocument:
-    """The value of a YAML file and where each key stands. ConfigError when it cannot be read."""
+    """Return the value of a YAML file and the line of each key.
+
+    Raises:
+        ConfigError: the file cannot be read.
+    """
     try:
         text = Path(path).read_text(encoding="utf-8")
     except FileNotFoundError as error:
@@ -51,31 +54,35 @@ def read_document(path: str | Path) -> YamlDocument:
 
 
 def parse_document(text: str, *, source: str) -> YamlDocument:
-    """The value of YAML text; `source` names it in places and messages."""
+    """Parse YAML text; `source` names it in locations and messages.
+
+    Raises:
+        ConfigError: the text is not valid YAML, or has tags or duplicate keys.
+    """
     try:
         root = _yaml().compose(io.StringIO(text))
     except MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        place = f"{source}:{mark.line + 1}" if mark else source
-        raise _fault(place, "", f"not valid YAML ({error.problem or error.context})") from error
+        location = f"{source}:{mark.line + 1}" if mark else source
+        raise _fault(location, "", f"not valid YAML ({error.problem or error.context})") from error
     except YAMLError as error:
         raise _fault(source, "", f"not valid YAML ({error})") from error
     if root is None:
         return YamlDocument(value=None)
-    places: dict[KeyPath, str] = {}
-    return YamlDocument(value=_Reader(source, places).value(root, ()), places=places)
+    locations: dict[KeyPath, str] = {}
+    value = _Reader(source, locations).value(root, ())
+    return YamlDocument(value=value, locations=locations)
 
 
 def parse_scalar(text: str) -> Any:
-    """One value as YAML reads it: `3e-4` -> float, `true` -> bool, `null` -> None, else the
-    text."""
+    """Parse one YAML scalar: `3e-4` is a float, `true` a bool, `null` None, all else text."""
     resolver = _yaml().resolver
     tag = resolver.resolve(ScalarNode, text, (True, False))
     return _construct(ScalarNode(tag, text)) if str(tag) in _AS_SCALAR else text
 
 
 def dump_yaml(value: Any) -> str:
-    """Block-style YAML of plain values, keys in their order; `load_yaml` gives the same values."""
+    """Return plain values as block-style YAML, keys in their order; `load_yaml` reads them back."""
     yaml = _yaml()
     yaml.default_flow_style = False
     yaml.sort_base_mapping_type_on_output = False  # type: ignore[assignment]
@@ -87,15 +94,15 @@ def dump_yaml(value: Any) -> str:
 
 @dataclass(frozen=True)
 class _Reader:
-    """Nodes -> values, noting the place of each key."""
+    """Convert nodes to values, and record the file and line of each key."""
 
     source: str
-    places: dict[KeyPath, str]
+    locations: dict[KeyPath, str]
 
     def value(self, node: Node, path: KeyPath, above: tuple[Node, ...] = ()) -> Any:
-        self.places[path] = self._place(node)
+        self.locations[path] = self._location(node)
         if node in above:
-            raise _fault(self._place(node), "", "holds an alias of itself")
+            raise _fault(self._location(node), "", "holds an alias of itself")
         above = (*above, node)
         if isinstance(node, MappingNode):
             return dict(self._pairs(node, path, above))
@@ -105,7 +112,7 @@ class _Reader:
         if str(node.tag) in _AS_TEXT:
             return node.value
         if str(node.tag) not in _AS_SCALAR:
-            raise _fault(self._place(node), str(node.tag), "tags and merge keys are not read")
+            raise _fault(self._location(node), str(node.tag), "tags and merge keys are not read")
         return _construct(node)
 
     def _pairs(
@@ -115,16 +122,16 @@ class _Reader:
         for key_node, value_node in node.value:
             key = key_node.value if isinstance(key_node, ScalarNode) else None
             if key is None or str(key_node.tag) == f"{_TAG}merge":
-                found = "<<" if key else "a list or mapping"
-                raise _fault(self._place(key_node), found, "a key must be plain text")
+                shown = "<<" if key else "a list or mapping"
+                raise _fault(self._location(key_node), shown, "a key must be plain text")
             if key in seen:
-                raise _fault(self._place(key_node), f"a second '{key}'", "leave one of them out")
+                raise _fault(self._location(key_node), f"a second '{key}'", "leave one of them out")
             seen.add(key)
             below = (*path, key)
             yield key, self.value(value_node, below, above)
-            self.places[below] = self._place(key_node)
+            self.locations[below] = self._location(key_node)
 
-    def _place(self, node: Node) -> str:
+    def _location(self, node: Node) -> str:
         return f"{self.source}:{node.start_mark.line + 1}"
 
 

@@ -81,11 +81,6 @@ class StreamIndex:
         """Rows of all shards."""
         return sum(shard.samples for shard in self.shards)
 
-    @property
-    def hashed(self) -> bool:
-        """True when every fetched file has a hash that can be checked here."""
-        return all(shard.fetched.fastest_hash for shard in self.shards)
-
     def facts(self, name: str) -> StreamFacts:
         """What `plan` needs of this stream; the row length must be known (`measure`)."""
         assert self.rows.ids is not None, "measure() comes first"
@@ -95,13 +90,7 @@ class StreamIndex:
             samples=self.samples,
             row_ids=self.rows.ids,
             shards=len(self.shards),
-            bytes_compressed=sum(shard.fetched.size for shard in self.shards),
-            bytes_raw=sum(shard.raw.size for shard in self.shards),
-            largest_shard_bytes=max(
-                shard.raw.size + (shard.packed.size if shard.packed else 0) for shard in self.shards
-            ),
             index_digest=self.digest,
-            hashed=self.hashed,
             card=self.card,
         )
 

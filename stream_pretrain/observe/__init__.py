@@ -1,6 +1,7 @@
-"""What a job tells: step records -> events -> metrics.jsonl, console, logger sinks.
+"""Report the progress of a job: to `metrics.jsonl`, the console and further loggers.
 
-`observer.Observer` composes the rest: `events` (the lines), `jsonl` (the file), `throughput`
-(rates), `console` (what a person sees). The converter uses `console.Progress` alone, so nothing
-here imports torch or numpy, ever.
+What goes in are step records, evaluations and saves; what comes out are events.
+`observer.Observer` composes `events` (the contents of a line), `jsonl` (the file), `throughput`
+(rates) and `console` (what a person sees). The converter uses only `console.Progress`, so no module
+here imports torch or numpy.
 """

@@ -1,8 +1,7 @@
-"""What a person sees of a long job. In: counts. Out: a live line on a terminal, plain lines
-elsewhere, on stderr.
+"""Show the progress of a long job on stderr: one live line on a terminal, plain lines elsewhere.
 
-stdout stays free for `--json`. rich is imported only where there is a terminal. Does not decide how
-often work is counted: `Progress.update` may be called per document.
+stdout stays free for `--json`. rich is imported only if there is a terminal. The output is limited
+to a few lines per second here, so that `Progress.update` may be called for every document.
 """
 
 from __future__ import annotations
@@ -28,12 +27,13 @@ _TERMINAL_EVERY_SECONDS = 0.1
 
 
 class Progress:
-    """A progress bar: `with Progress("encode", total=n, unit="documents") as bar: bar.advance(1,
-    tokens=512)`.
+    """A progress bar.
 
-    `done`/`total` drive the bar and the time left, in `unit`. Further counts (`documents`,
-    `tokens`) are shown as they are, and `tokens` (or what `rate_of` names) also per second. `total`
-    may be None or set later.
+    `with Progress("encode", total=n, unit="documents") as bar: bar.advance(1, tokens=512)`
+
+    `done` and `total`, both in `unit`, determine the bar and the time left. Further counts
+    (`documents`, `tokens`) are shown as they are, and the count that `rate_of` names also per
+    second. `total` may be None or set later.
     """
 
     def __init__(
@@ -62,29 +62,29 @@ class Progress:
         self._closed = False
 
     def start_from(self, done: float, **counts: float) -> None:
-        """Begin at work done earlier (a resume): it counts for the bar, not for the rates."""
+        """Start after work done earlier (a resume): it counts for the bar, not for the rates."""
         self.done, self.counts = done, dict(counts)
         self._done_at_start, self._counts_at_start = done, dict(counts)
         self._began = self._clock()
 
     def advance(self, done: float = 0, **counts: float) -> None:
-        """Add to what is done and to the counts."""
+        """Add to the work done and to the counts."""
         for name, value in counts.items():
             self.counts[name] = self.counts.get(name, 0) + value
         self.update(self.done + done)
 
     def update(self, done: float, **counts: float) -> None:
-        """Set what is done and the counts given."""
+        """Set the work done and the given counts."""
         self.done = done
         self.counts.update(counts)
         self._line.show(self.text, done=self.done, total=self.total)
 
-    def say(self, message: str) -> None:
-        """Print a line that stays, above the bar."""
-        self._line.say(message)
+    def print_line(self, message: str) -> None:
+        """Print a line above the bar."""
+        self._line.print_line(message)
 
     def text(self) -> str:
-        """The line as it reads now."""
+        """Return the current text of the line."""
         parts = [self._amount()]
         parts += [
             f"{format_count(v)} {name}" for name, v in self.counts.items() if name != self.unit
@@ -98,7 +98,7 @@ class Progress:
         return f"{self.title}  " + "  ".join(parts)
 
     def close(self) -> None:
-        """Show the last state for good."""
+        """Show the final state."""
         if not self._closed:
             self._closed = True
             self._line.show(self.text, done=self.done, total=self.total, force=True)
@@ -109,34 +109,33 @@ class Progress:
 
     def __exit__(
         self,
-        kind: type[BaseException] | None,
+        error_type: type[BaseException] | None,
         error: BaseException | None,
-        trace: TracebackType | None,
+        traceback: TracebackType | None,
     ) -> None:
         self.close()
 
     def _amount(self) -> str:
-        shown = format_bytes if self.unit == "bytes" else format_count
+        formatted = format_bytes if self.unit == "bytes" else format_count
         suffix = "" if self.unit == "bytes" else f" {self.unit}"
         if self.total is None:
-            return f"{shown(self.done)}{suffix}"
+            return f"{formatted(self.done)}{suffix}"
         share = 100 * self.done / self.total if self.total else 100.0
-        return f"{shown(self.done)}/{shown(self.total)}{suffix} ({share:.0f} %)"
+        return f"{formatted(self.done)}/{formatted(self.total)}{suffix} ({share:.0f} %)"
 
     def _time(self, seconds: float) -> str:
         worked = self.done - self._done_at_start
-        if self._closed or self.total is None or worked <= 0:
-            return (
-                f"{format_duration(seconds)} so far"
-                if not self._closed
-                else f"in {format_duration(seconds)}"
-            )
+        if self._closed:
+            return f"in {format_duration(seconds)}"
+        if self.total is None or worked <= 0:
+            return f"{format_duration(seconds)} so far"
         return f"{format_duration(seconds * max(0.0, self.total - self.done) / worked)} left"
 
 
 class StatusLine:
-    """One line that is rewritten on a terminal, or printed now and then elsewhere. `off` says
-    nothing at all.
+    """One line that is rewritten on a terminal, or printed at intervals elsewhere.
+
+    With mode `off` nothing is printed.
     """
 
     def __init__(
@@ -158,8 +157,9 @@ class StatusLine:
     def show(
         self, text: Callable[[], str], *, done: float, total: float | None, force: bool = False
     ) -> None:
-        """Show `text()` if it is time; `force` shows it in any case (once, if it is what stands
-        there).
+        """Show `text()` if the interval has passed.
+
+        With `force` it is shown in any case, unless it is the line that was printed last.
         """
         now = self._clock()
         if self.mode == "off" or not (force or self._is_due(now)):
@@ -172,8 +172,8 @@ class StatusLine:
             print(line, file=self._stream, flush=True)
         self._last_text = line
 
-    def say(self, message: str) -> None:
-        """Print a line that stays."""
+    def print_line(self, message: str) -> None:
+        """Print a line that stays on the screen."""
         if self.mode == "off":
             return
         if self._live is not None:
@@ -182,7 +182,7 @@ class StatusLine:
             print(message, file=self._stream, flush=True)
 
     def close(self) -> None:
-        """Leave the last state standing and give the terminal back."""
+        """Keep the last state on the screen and release the terminal."""
         if self._live is not None:
             self._live[0].stop()
             self._live = None
@@ -198,7 +198,7 @@ class StatusLine:
 
 
 def resolve_mode(mode: Mode, stream: TextIO) -> Mode:
-    """`terminal` or `plain` for `auto`; the rest as it is."""
+    """Return `terminal` or `plain` for `auto`, and any other mode unchanged."""
     if mode != "auto":
         return mode
     if os.environ.get("TERM") == "dumb" or not stream.isatty():
@@ -207,13 +207,14 @@ def resolve_mode(mode: Mode, stream: TextIO) -> Mode:
 
 
 def training_line(event: Event, *, total_steps: int | None, status: Mapping[str, Any]) -> str:
-    """The status line of one step event, what matters most first: a narrow terminal cuts its end.
+    """Return the status line of one step event.
 
-    `status`: `save_share`, `seconds_left`, `skipped`, where known.
+    The most important numbers come first, because a narrow terminal cuts the end. `status` may have
+    `save_share`, `seconds_left` and `skipped`.
     """
-    of = "" if total_steps is None else f"/{total_steps:,}"
+    total = "" if total_steps is None else f"/{total_steps:,}"
     parts = [
-        f"step {event['step']:,}{of}",
+        f"step {event['step']:,}{total}",
         f"loss {_number(event['loss'], '.4f')}",
         f"lr {event['lr']:.2e}",
         f"norm {_number(event['grad_norm'], '.3g')}",
@@ -235,8 +236,8 @@ def _percent(share: float) -> str:
     return f"{100 * share:.1f} %"
 
 
-def _number(value: float | None, form: str) -> str:
-    return "nan" if value is None else format(value, form)
+def _number(value: float | None, format_spec: str) -> str:
+    return "nan" if value is None else format(value, format_spec)
 
 
 def _open_live(stream: TextIO, line: str) -> tuple[RichProgress, TaskID]:
@@ -249,9 +250,9 @@ def _open_live(stream: TextIO, line: str) -> tuple[RichProgress, TaskID]:
         TextColumn("{task.description}", markup=False),
         console=console,
         refresh_per_second=8,
-        redirect_stdout=False,  # else what is printed there would end up here, on stderr
+        redirect_stdout=False,  # else rich would redirect stdout to stderr
     )
     task = bar.add_task(line, total=None)
     bar.start()
-    console.show_cursor(True)  # a killed process cannot give it back
+    console.show_cursor(True)  # a killed process could not show it again
     return bar, task

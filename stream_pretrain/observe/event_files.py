@@ -1,10 +1,9 @@
-"""TensorBoard's event files, cut by step. In: a folder of them. Out: the same files without the
-steps beyond the one given. Does not write new events, and needs no TensorBoard.
+"""Remove the steps after a given one from TensorBoard's event files.
 
 A file is a sequence of records: length (8 bytes), its checksum (4), a serialised `Event`, its
-checksum (4). Of an `Event` only the first fields matter here: 1 wall time, 2 step, 3 file version.
-Records are copied as they are, so their checksums stay right. A record that a kill tore off ends
-the file.
+checksum (4). Only the first fields of an `Event` are read: 1 wall time, 2 step, 3 file version.
+Records are copied unchanged, so that their checksums stay valid. A truncated record ends the file.
+TensorBoard need not be installed, and no events are written here.
 """
 
 from __future__ import annotations
@@ -25,32 +24,32 @@ _VERSION_FIELD = 3
 
 
 def cut_event_files(folder: Path, step: int) -> int:
-    """Remove from every event file what lies beyond `step`; files that hold nothing else are
-    deleted.
+    """Remove all records after `step` from the event files of a folder.
 
-    Returns the last step that is left, `NO_STEP` if none. Each file is replaced atomically.
+    Return the last remaining step, or `NO_STEP`. Each file is replaced atomically; a file without
+    remaining steps is deleted.
     """
     return max((_cut_file(path, step) for path in sorted(folder.glob(_PATTERN))), default=NO_STEP)
 
 
 def _cut_file(path: Path, step: int) -> int:
     partial = path.with_name("cut.partial")
-    last, whole_bytes = NO_STEP, 0
+    last, kept_bytes = NO_STEP, 0
     with path.open("rb") as source, partial.open("wb") as kept:
         for record in _records(source):
-            number = step_of(record[_LENGTH.size : -_CHECKSUM_BYTES])
-            if number is not None and number > step:
+            event_step = step_of(record[_LENGTH.size : -_CHECKSUM_BYTES])
+            if event_step is not None and event_step > step:
                 continue
             kept.write(record)
-            whole_bytes += len(record)
-            if number is not None:
-                last = max(last, number)
+            kept_bytes += len(record)
+            if event_step is not None:
+                last = max(last, event_step)
         kept.flush()
         os.fsync(kept.fileno())
     if last == NO_STEP:
         path.unlink()
         partial.unlink()
-    elif whole_bytes == path.stat().st_size:
+    elif kept_bytes == path.stat().st_size:
         partial.unlink()
     else:
         partial.replace(path)
@@ -67,29 +66,29 @@ def _records(source: BinaryIO) -> Iterator[bytes]:
 
 
 def step_of(event: bytes) -> int | None:
-    """The step of a serialised `Event`; None for the record that only names the file's version."""
-    place, step = 0, 0
-    while place < len(event):
-        key, place = _varint(event, place)
+    """Return the step of a serialised `Event`, or None for the record of the file's version."""
+    position, step = 0, 0
+    while position < len(event):
+        key, position = _varint(event, position)
         field, wire_type = key >> 3, key & 7
         if field == _STEP_FIELD:
-            step, place = _varint(event, place)
+            step, position = _varint(event, position)
         elif field == _VERSION_FIELD:
             return None
         elif field > _VERSION_FIELD or wire_type != 1:
             break
         else:
-            place += 8
+            position += 8
     return step
 
 
-def _varint(data: bytes, place: int) -> tuple[int, int]:
+def _varint(data: bytes, position: int) -> tuple[int, int]:
     value = shift = 0
-    while place < len(data):
-        byte = data[place]
+    while position < len(data):
+        byte = data[position]
         value |= (byte & 0x7F) << shift
-        place += 1
+        position += 1
         if byte < 0x80:
             break
         shift += 7
-    return value, place
+    return value, position

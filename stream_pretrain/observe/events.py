@@ -1,7 +1,7 @@
-"""The lines of metrics.jsonl. In: numbers of one step, evaluation, save or stop. Out: event dicts.
-Does not write them.
+"""Build the events that `metrics.jsonl` records.
 
-Every event has `event`, `step` and `time` (seconds since 1970, UTC). Losses are nats per token.
+Each function takes the numbers of one start, step, evaluation, save or stop and returns a dict.
+Every event has `event`, `step` and `time` (seconds since 1970, UTC). Losses are in nats per token.
 """
 
 from __future__ import annotations
@@ -13,17 +13,15 @@ from typing import Any
 
 from stream_pretrain.observe.jsonl import Event
 
-EVENT_NAMES = ("start", "resume", "step", "evaluation", "save", "stop")
-
 
 @dataclass(frozen=True, kw_only=True)
 class StepRecord:
-    """One optimizer step as the loop knows it right after queueing it.
+    """One optimizer step, as the loop knows it right after it was queued on the device.
 
     `loss`, `grad_norm` and the values of `extra` may be device values (anything with `.tolist()` or
-    `.item()`, or a callable without arguments): they are read only when the step is written. The
-    loop must not change them in place afterwards. `tokens` counts targets since the run began;
-    `loss` is this step's own.
+    `.item()`, or a callable without arguments): they are read only when the step is written, and
+    the loop must not change them in place before. `tokens` counts targets since the run began;
+    `loss` is that of this step.
     """
 
     step: int
@@ -40,20 +38,22 @@ class StepRecord:
 
 
 def start_event(*, step: int, time: float, **facts: Any) -> Event:
-    """A run's first start. `facts`: versions, hardware, topology, fingerprints, limits: whatever
-    explains the run.
+    """Return the event of a run's first start.
+
+    `facts` describe the run: versions, hardware, topology, fingerprints, limits.
     """
     return {"event": "start", "step": step, "time": time, **facts}
 
 
 def resume_event(*, step: int, time: float, **facts: Any) -> Event:
-    """A further start, from the checkpoint of `step`."""
+    """Return the event of a further start, from the checkpoint of `step`."""
     return {"event": "resume", "step": step, "time": time, **facts}
 
 
 def step_event(record: StepRecord, *, time: float, rates: Mapping[str, Any]) -> Event:
-    """One step, device values read here. `rates`: tokens_per_second, data_wait and others of its
-    interval.
+    """Return the event of one step; its device values are read here.
+
+    `rates` has `tokens_per_second`, `data_wait` and the other rates of its interval.
     """
     event: Event = {
         "event": "step",
@@ -80,11 +80,11 @@ def step_event(record: StepRecord, *, time: float, rates: Mapping[str, Any]) -> 
 def evaluation_events(
     *, step: int, time: float, sets: Mapping[str, Mapping[str, Any]], seconds: float | None = None
 ) -> list[Event]:
-    """One event per validation set, in order: `set` names it; `loss`, `perplexity`, `bits_per_byte`
-    and what else is given.
+    """Return one event per validation set, in order.
 
-    `perplexity` is filled in from `loss` where it is missing. `seconds` of the whole are spread
-    evenly.
+    An event has the name of its `set` and all given values (`loss`, `perplexity`, `bits_per_byte`).
+    A missing `perplexity` is computed from `loss`. `seconds` of the whole evaluation are divided
+    evenly among the sets.
     """
     spent = {} if seconds is None else {"seconds": seconds / max(1, len(sets))}
     return [
@@ -101,17 +101,17 @@ def evaluation_events(
 
 
 def save_event(*, step: int, time: float, seconds: float, **facts: Any) -> Event:
-    """A save. `seconds`: how long training stood still for it."""
+    """Return the event of a save that blocked training for `seconds`."""
     return {"event": "save", "step": step, "time": time, "seconds": seconds, **facts}
 
 
 def stop_event(*, step: int, time: float, reason: str, **facts: Any) -> Event:
-    """The end of one process's part in a run."""
+    """Return the event of the end of a process."""
     return {"event": "stop", "step": step, "time": time, "reason": reason, **facts}
 
 
 def read_value(value: Any) -> Any:
-    """The plain value of a number, a device value, a callable, or a mapping or list of such."""
+    """Return the plain value of a number, device value or callable, or a collection of them."""
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     if isinstance(value, Mapping):
@@ -128,8 +128,9 @@ def read_value(value: Any) -> Any:
 
 
 def scalars(event: Event) -> dict[str, float]:
-    """An event's numbers under the names that logger sinks use (`train/loss`,
-    `validation/web/loss`).
+    """Return the numbers of an event under the names for loggers.
+
+    Such names are `train/loss` and `validation/web/loss`.
     """
     if event["event"] == "step":
         return dict(_flat("train", {k: v for k, v in event.items() if k not in _NOT_LOGGED}))
@@ -140,7 +141,7 @@ def scalars(event: Event) -> dict[str, float]:
 
 
 def rows(history: Iterable[Event]) -> Iterator[tuple[int, dict[str, float]]]:
-    """The numbers of a history of events as sinks get them: one row a step."""
+    """Yield the numbers of a sequence of events as loggers receive them: one row per step."""
     row: tuple[int, dict[str, float]] | None = None
     for event in history:
         values = scalars(event)

@@ -1,9 +1,8 @@
-"""metrics.jsonl: one event a line. In: event dicts. Out: lines, each written at once. Does not know
-what an event means.
+"""Write and read `metrics.jsonl`, which has one event per line.
 
-A line exists only with its line feed: a process killed while it writes leaves a torn tail, which is
-removed when the file is opened again. Values that JSON has no word for (NaN, infinity) become null,
-and `nonfinite` says what they were.
+A line is complete only with its line feed. A process that is killed while it writes leaves an
+incomplete line, which is removed when the file is opened again. Values that JSON cannot represent
+(NaN, infinity) become null, and the key `nonfinite` records what they were.
 """
 
 from __future__ import annotations
@@ -23,14 +22,14 @@ from stream_pretrain.system.paths import sync_path
 
 Event = dict[str, Any]
 
-TORN_SUFFIX = ".cut"
+_PARTIAL_SUFFIX = ".cut"
 _TAIL_BYTES = 1 << 16
 
 
 class MetricsFile:
-    """An append-only file of events, safe to use from several threads of one process.
+    """An append-only file of events, which several threads of one process may use.
 
-    The file is opened at the first append. Nothing but this object may write it meanwhile.
+    The file is opened at the first append. Nothing else may write to it meanwhile.
     """
 
     def __init__(self, path: Path) -> None:
@@ -39,26 +38,27 @@ class MetricsFile:
         self._lock = threading.RLock()
 
     def append(self, event: Mapping[str, Any]) -> None:
-        """Write one event as one line, with one write.
+        """Append one event as one line, with a single write.
 
         Raises:
             StorageError: the disk is full, or the file cannot be written.
         """
         line = encode(event)
-        with self._lock, _told(self.path):
+        with self._lock, _storage_errors(self.path):
             if self._file is None:
                 self._file = self._open()
             self._file.write(line)
 
     def sync(self) -> None:
-        """Return when every appended line is on the disk."""
-        with self._lock, _told(self.path):
+        """Flush every appended line to the disk."""
+        with self._lock, _storage_errors(self.path):
             if self._file is not None:
                 os.fsync(self._file.fileno())
 
     def snapshot(self, target: Path) -> int:
-        """Copy the whole lines written so far to `target`; returns their bytes. For uploads while a
-        run goes on.
+        """Copy the complete lines written so far to `target`, and return their size in bytes.
+
+        The copy can be uploaded while the run continues.
         """
         with self._lock:
             size = self.path.stat().st_size if self.path.exists() else 0
@@ -74,16 +74,16 @@ class MetricsFile:
         return copied
 
     def cut_after(self, step: int) -> int:
-        """Remove, by value, every line whose `step` is beyond `step`, and lines that are torn.
-        Returns how many.
+        """Remove every line whose `step` is greater than `step`, and every damaged line.
 
-        Atomic: a process killed meanwhile leaves either the old file or the new one.
+        Return the number of removed lines. The file is replaced atomically: a process that is
+        killed meanwhile leaves either the old file or the new one.
         """
-        with self._lock, _told(self.path):
+        with self._lock, _storage_errors(self.path):
             self.close()
             if not self.path.exists():
                 return 0
-            partial = self.path.with_name(self.path.name + TORN_SUFFIX)
+            partial = self.path.with_name(self.path.name + _PARTIAL_SUFFIX)
             removed = 0
             with self.path.open("rb") as source, partial.open("wb") as kept:
                 for line in source:
@@ -102,7 +102,7 @@ class MetricsFile:
             return removed
 
     def close(self) -> None:
-        """Sync and close. A later append opens the file again."""
+        """Sync and close the file. A later append opens it again."""
         with self._lock:
             if self._file is None:
                 return
@@ -114,13 +114,14 @@ class MetricsFile:
 
     def _open(self) -> BinaryIO:
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        remove_torn_tail(self.path)
+        remove_incomplete_line(self.path)
         return self.path.open("ab", buffering=0)
 
 
 def read_events(path: Path) -> Iterator[Event]:
-    """The whole events of a file, in order; torn or damaged lines are left out. No file: no
-    events.
+    """Yield the events of a file in order, without incomplete or damaged lines.
+
+    A file that does not exist has no events.
     """
     if not path.exists():
         return
@@ -132,7 +133,7 @@ def read_events(path: Path) -> Iterator[Event]:
 
 
 def encode(event: Mapping[str, Any]) -> bytes:
-    """One event as one line of strict JSON."""
+    """Encode one event as one line of strict JSON."""
     try:
         text = json.dumps(event, allow_nan=False, ensure_ascii=False)
     except ValueError:
@@ -143,7 +144,7 @@ def encode(event: Mapping[str, Any]) -> bytes:
 
 
 def decode(line: bytes) -> Event | None:
-    """The event of one line, or None where the line is torn or damaged."""
+    """Decode one line; return None if it is incomplete or damaged."""
     if not line.endswith(b"\n"):
         return None
     try:
@@ -153,13 +154,13 @@ def decode(line: bytes) -> Event | None:
     if not isinstance(event, dict) or not isinstance(event.get("step"), int):
         return None
     for name, text in event.get("nonfinite", {}).items():
-        if name in event:  # names of values further inside are only for people
+        if name in event:  # names of nested values are only for people
             event[name] = float(text)
     return event
 
 
-def remove_torn_tail(path: Path) -> int:
-    """Cut the file back to its last line feed; returns the bytes removed."""
+def remove_incomplete_line(path: Path) -> int:
+    """Truncate the file after its last line feed; return the number of bytes removed."""
     if not path.exists():
         return 0
     with path.open("r+b") as file:
@@ -167,9 +168,9 @@ def remove_torn_tail(path: Path) -> int:
         while end > 0:
             start = max(0, end - _TAIL_BYTES)
             file.seek(start)
-            found = file.read(end - start).rfind(b"\n")
-            if found >= 0:
-                end = start + found + 1
+            line_feed = file.read(end - start).rfind(b"\n")
+            if line_feed >= 0:
+                end = start + line_feed + 1
                 break
             end = start
         if end < size:
@@ -178,26 +179,27 @@ def remove_torn_tail(path: Path) -> int:
 
 
 @contextmanager
-def _told(path: Path) -> Iterator[None]:
-    """What the system says of a file, as a message for the person who can mend it."""
+def _storage_errors(path: Path) -> Iterator[None]:
+    """Turn an OSError into a StorageError that says what to do."""
     try:
         yield
     except OSError as error:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
         raise StorageError(
             f"{path}: cannot be written ({error.strerror}). "
-            f"{'Free some space' if full else 'Make it writable'}, then start again: the run goes "
-            "on from its last checkpoint.",
+            f"{'Free some space' if full else 'Make it writable'}, then start again: the run "
+            "resumes from its last checkpoint.",
             "full" if full else "denied" if error.errno == errno.EACCES else "other",
         ) from error
 
 
-def _without_nonfinite(value: Any, where: str, found: dict[str, str]) -> Any:
+def _without_nonfinite(value: Any, path: str, nonfinite: dict[str, str]) -> Any:
+    """Replace values that are not finite by None, and add them to `nonfinite` by their path."""
     if isinstance(value, float) and not math.isfinite(value):
-        found[where] = str(value)
+        nonfinite[path] = str(value)
         return None
     if isinstance(value, Mapping):
-        return {k: _without_nonfinite(v, f"{where}.{k}", found) for k, v in value.items()}
+        return {k: _without_nonfinite(v, f"{path}.{k}", nonfinite) for k, v in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_without_nonfinite(v, f"{where}.{i}", found) for i, v in enumerate(value)]
+        return [_without_nonfinite(v, f"{path}.{i}", nonfinite) for i, v in enumerate(value)]
     return value

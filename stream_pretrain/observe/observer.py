@@ -1,13 +1,11 @@
-"""A run's voice: steps, evaluations, saves -> metrics.jsonl, console, logger sinks. Does not make
-the host wait.
+"""Report steps, evaluations and saves to `metrics.jsonl`, the console and further loggers.
 
-In: `StepRecord`s whose numbers may still be on the device. They are kept until `log_due(step)`,
-`flush`, an evaluation or the end, then read together and written in order, so that every step has
-its line and the device is waited for once per logging interval. Out: the events written, for those
-who decide by them (spikes, skips).
+The numbers of a `StepRecord` may still be on the device. Records are kept until `log_due(step)`,
+`flush`, an evaluation or the end, and are then read together and written in order: every step has
+its line, and the host waits for the device once per logging interval. The written events are
+returned to the caller, which decides by them about spikes and skipped steps.
 
-On ranks other than the leader give neither metrics, sinks nor console: the same values are read and
-returned.
+Ranks other than 0 have neither metrics, loggers nor console; they read and return the same values.
 """
 
 from __future__ import annotations
@@ -26,38 +24,38 @@ from stream_pretrain.observe.events import StepRecord
 from stream_pretrain.observe.jsonl import Event, MetricsFile, read_events
 from stream_pretrain.observe.throughput import Activity, Meter, Rates
 
-EMPTY = -1  # no step at all: they count from 0
+EMPTY = -1  # no step at all: steps count from 0
 
 
-class Sink(Protocol):
-    """Another place for the numbers, such as TensorBoard. Steps come in ascending order."""
+class MetricsLogger(Protocol):
+    """A further receiver of the numbers, such as TensorBoard. Steps come in ascending order."""
 
     def resume(self, step: int) -> int:
-        """A run goes on from `step` (EMPTY: from nothing): forget what lies beyond, where that is
-        possible. Called once, first. Returns the last step that is there (EMPTY: none).
+        """Remove all steps after `step` (EMPTY: all steps), if that is possible.
+
+        Called once, before any other method. Return the last remaining step, or EMPTY.
         """
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
-        """Keep the numbers of one step."""
+        """Record the numbers of one step."""
 
     def flush(self) -> None:
-        """Bring what was logged to where it survives a kill."""
+        """Write all recorded steps so that they survive a kill of the process."""
 
     def close(self) -> None:
-        """Flush and let go."""
+        """Flush and release all resources."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Goal:
-    """Where the run ends, for the time left: the first of these that is reached."""
+class RunLimits:
+    """The last step of a run and its tokens, for the status line; None if not known."""
 
     steps: int | None = None
     tokens: int | None = None
-    deadline_left: Callable[[], float] | None = None
 
 
 class Observer:
-    """Composes the metrics file, the console, the meter and the sinks of one process."""
+    """Compose the metrics file, the console, the meter and the loggers of one process."""
 
     def __init__(
         self,
@@ -66,54 +64,67 @@ class Observer:
         log_due: Callable[[int], bool],
         metrics: MetricsFile | None = None,
         console: StatusLine | None = None,
-        sinks: Sequence[Sink] = (),
-        goal: Goal | None = None,
+        loggers: Sequence[MetricsLogger] = (),
+        limits: RunLimits | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self.meter = meter
         self._log_due = log_due
         self._metrics = metrics
         self._console = console
-        self._sinks = tuple(sinks)
-        self._goal = goal or Goal()
+        self._loggers = tuple(loggers)
+        self._limits = limits or RunLimits()
         self._clock = clock
-        self._waiting: list[tuple[float, StepRecord]] = []
-        self._unseen: list[Event] = []
+        self._pending: list[tuple[float, StepRecord]] = []
+        self._unreturned: list[Event] = []
         self._row: tuple[int, dict[str, float]] | None = None
         self._last_tokens: int | None = None
         self._lock = threading.RLock()
 
     def start(
-        self, *, step: int, tokens: int, resumed: bool, sinks: Sequence[Sink] = (), **facts: Any
+        self,
+        *,
+        step: int,
+        tokens: int,
+        resumed: bool,
+        loggers: Sequence[MetricsLogger] = (),
+        **facts: Any,
     ) -> None:
-        """The process begins at `step` with `tokens` behind it. What a killed process wrote beyond
-        `step` is removed. `sinks` are added: their run's identity may be known only now.
-        """
-        keep = step if resumed else EMPTY
-        with self._lock:
-            self._sinks += tuple(sinks)
-            if self._metrics is not None:
-                self._metrics.cut_after(keep)
-            for sink in self._sinks:
-                self._bring_up_to(sink, keep)
-            make = events.resume_event if resumed else events.start_event
-            self._write(make(step=step, time=self._clock(), **facts))
-            self._last_tokens = tokens
-            self.meter.begin()
+        """Start at `step`, after `tokens` targets.
 
-    def _bring_up_to(self, sink: Sink, step: int) -> None:
-        """Cut a sink back to `step` and give it what it lacks: it may be new, or on a new disk."""
-        held = sink.resume(step)
-        if held >= step or self._metrics is None:
+        Steps that a killed process recorded after `step` are removed. `loggers` are added here
+        because the id of their run may be known only now.
+        """
+        last_step = step if resumed else EMPTY
+        with self._lock:
+            self._loggers += tuple(loggers)
+            if self._metrics is not None:
+                self._metrics.cut_after(last_step)
+            for logger in self._loggers:
+                self._resume_logger(logger, last_step)
+            first_event = events.resume_event if resumed else events.start_event
+            self._write(first_event(step=step, time=self._clock(), **facts))
+            self._last_tokens = tokens
+            self.meter.reset()
+
+    def _resume_logger(self, logger: MetricsLogger, step: int) -> None:
+        """Cut a logger back to `step`, and log the steps that it lacks.
+
+        A logger lacks steps if it was added after the start of the run, or if its disk is new.
+        """
+        last_logged = logger.resume(step)
+        if last_logged >= step or self._metrics is None:
             return
         for row_step, values in events.rows(read_events(self._metrics.path)):
-            if row_step > held:
-                sink.log(row_step, values)
+            if row_step > last_logged:
+                logger.log(row_step, values)
 
     @contextmanager
     def during(self, activity: Activity) -> Iterator[None]:
-        """`with observer.during("data"):` counts the enclosed time as a wait for data, a save or an
-        evaluation. The latter two flush first, so that work still queued is not counted as theirs.
+        """Count the time of the `with` block as a wait for data, a save or an evaluation.
+
+        Before a save or an evaluation the steps are flushed, so that the time of queued work is not
+        counted as theirs.
         """
         if activity != "data":
             self.flush()
@@ -121,47 +132,50 @@ class Observer:
             yield
 
     def step(self, record: StepRecord) -> list[Event]:
-        """One step was queued. Returns the step events read since the last call: mostly none.
+        """Record a step that was queued.
 
-        Where a save must not happen after a bad loss, `log_due` must hold for the steps that save.
+        Return the step events that were read since the last call, which are mostly none. If a save
+        must not follow a bad loss, `log_due` must be true for the steps that save.
         """
         with self._lock:
-            self._waiting.append((self._clock(), record))
+            self._pending.append((self._clock(), record))
             self.meter.advance(record.tokens - (self._last_tokens or 0))
             self._last_tokens = record.tokens
             if self._log_due(record.step):
                 self.flush()
-            return self._take_unseen()
+            return self._take_unreturned()
 
     def read(self) -> list[Event]:
-        """Flush; returns as `step` does. For whoever must know of every step so far, right now."""
+        """Flush, and return the step events that were read since the last call."""
         with self._lock:
             self.flush()
-            return self._take_unseen()
+            return self._take_unreturned()
 
     def flush(self) -> None:
-        """Read and write the steps kept so far. Call it (or `read`) in the loop's thread before a
-        save begins.
+        """Read and write the steps recorded so far.
+
+        This (or `read`) must be called in the thread of the loop before a save begins.
         """
         with self._lock:
-            if not self._waiting:
+            if not self._pending:
                 return
-            waiting, self._waiting = self._waiting, []
-            read = [events.step_event(record, time=at, rates={}) for at, record in waiting]
-            rates = self.meter.interval()  # after the reads: the device has done these steps
+            pending, self._pending = self._pending, []
+            read = [events.step_event(record, time=at, rates={}) for at, record in pending]
+            rates = self.meter.end_interval()  # after the reads: the device has done these steps
             written = [_with_rates(event, rates) for event in read]
             for event in written:
                 self._write(event)
-            self._unseen += written
-            for sink in self._sinks:
-                sink.flush()
+            self._unreturned += written
+            for logger in self._loggers:
+                logger.flush()
             self._show(written[-1], rates)
 
     def evaluation(
         self, *, step: int, sets: Mapping[str, Mapping[str, Any]], seconds: float | None = None
     ) -> None:
-        """Losses per validation set, one event each. `seconds`: by default what `during`
-        counted.
+        """Record the values of each validation set.
+
+        `seconds` are by default the time of the last `during("evaluation")`.
         """
         with self._lock:
             self.flush()
@@ -171,11 +185,12 @@ class Observer:
                 step=step, time=self._clock(), sets=sets, seconds=seconds
             ):
                 self._write(event)
-                self._say(_evaluation_line(event))
+                self._print_line(_evaluation_line(event))
 
     def save(self, *, step: int, seconds: float | None = None, **facts: Any) -> None:
-        """A save was made, for which training stood still `seconds` (by default as `during`
-        counted).
+        """Record a save that blocked training for `seconds`.
+
+        They are by default the time of the last `during("save")`.
         """
         with self._lock:
             self.flush()
@@ -183,21 +198,20 @@ class Observer:
                 seconds = self.meter.last.get("save", 0.0)
             self._write(events.save_event(step=step, time=self._clock(), seconds=seconds, **facts))
 
-    def say(self, message: str) -> None:
-        """Tell the person something, on a line of its own."""
+    def print_line(self, message: str) -> None:
+        """Print a message on a line of its own, if there is a console."""
         with self._lock:
-            self._say(message)
+            self._print_line(message)
 
     def sync(self, publish: Callable[[Path], None] | None = None) -> None:
-        """What was written is on the disk when this returns; then a copy of it is handed to
-        `publish` (an upload).
+        """Flush everything written so far to the disk, then pass a copy to `publish` (an upload).
 
-        Safe from the thread that writes a checkpoint, before its receipt: it reads no device
-        values.
+        The thread that writes a checkpoint may call this before it writes the receipt, because no
+        device values are read.
         """
         with self._lock:
-            for sink in self._sinks:
-                sink.flush()
+            for logger in self._loggers:
+                logger.flush()
             if self._metrics is None:
                 return
             self._metrics.sync()
@@ -210,34 +224,38 @@ class Observer:
                 copy.unlink(missing_ok=True)
 
     def stop(self, *, step: int, reason: str, **facts: Any) -> list[Event]:
-        """The process ends, for `reason`; all is written and synced. Returns as `step` does."""
+        """Record the end of the process for `reason`, and write and sync everything.
+
+        Return the step events that were read since the last call.
+        """
         with self._lock:
             self.flush()
             self._write(events.stop_event(step=step, time=self._clock(), reason=reason, **facts))
             self.sync()
-            return self._take_unseen()
+            return self._take_unreturned()
 
     def close(self) -> None:
-        """Let go of files, sinks and the terminal. Steps that were never flushed are lost, as at a
-        kill.
+        """Close the files, the loggers and the console.
+
+        Steps that were never flushed are lost, as when the process is killed.
         """
         with self._lock:
             self._send_row()
-            for sink in self._sinks:
-                sink.close()
+            for logger in self._loggers:
+                logger.close()
             if self._metrics is not None:
                 self._metrics.close()
             if self._console is not None:
                 self._console.close()
 
-    def _take_unseen(self) -> list[Event]:
-        unseen, self._unseen = self._unseen, []
-        return unseen
+    def _take_unreturned(self) -> list[Event]:
+        unreturned, self._unreturned = self._unreturned, []
+        return unreturned
 
     def _write(self, event: Event) -> None:
         if self._metrics is not None:
             self._metrics.append(event)
-        values = events.scalars(event) if self._sinks else {}
+        values = events.scalars(event) if self._loggers else {}
         if not values:
             return
         step = event["step"]
@@ -248,14 +266,17 @@ class Observer:
         self._row = (step, values)
 
     def _send_row(self) -> None:
-        """A step's row waits for its evaluation until the next step, so that sinks get each step
-        once. A kill meanwhile loses nothing: the next start finds it in the metrics file.
+        """Send the pending row to the loggers.
+
+        The row of a step is kept until the next step, because it may have to include an evaluation
+        and loggers receive each step once. A kill meanwhile loses nothing: the next start reads the
+        row from the metrics file.
         """
         if self._row is not None:
             step, values = self._row
             self._row = None
-            for sink in self._sinks:
-                sink.log(step, values)
+            for logger in self._loggers:
+                logger.log(step, values)
 
     def _show(self, event: Event, rates: Rates) -> None:
         if self._console is None:
@@ -266,22 +287,19 @@ class Observer:
             "skipped": event.get("skipped"),
         }
         self._console.show(
-            lambda: training_line(event, total_steps=self._goal.steps, status=status),
+            lambda: training_line(event, total_steps=self._limits.steps, status=status),
             done=event["step"],
-            total=self._goal.steps,
-            force=event["step"] == self._goal.steps,
+            total=self._limits.steps,
+            force=event["step"] == self._limits.steps,
         )
 
     def _seconds_left(self, tokens: int) -> float | None:
-        goal = self._goal
-        by_tokens = self.meter.seconds_left(None if goal.tokens is None else goal.tokens - tokens)
-        by_time = None if goal.deadline_left is None else max(0.0, goal.deadline_left())
-        known = [seconds for seconds in (by_tokens, by_time) if seconds is not None]
-        return min(known, default=None)
+        total = self._limits.tokens
+        return self.meter.seconds_left(None if total is None else total - tokens)
 
-    def _say(self, message: str) -> None:
+    def _print_line(self, message: str) -> None:
         if self._console is not None:
-            self._console.say(message)
+            self._console.print_line(message)
 
 
 def _with_rates(event: Event, rates: Rates) -> Event:

@@ -1,9 +1,8 @@
-"""How fast, and where the time went. In: tokens and spans of time, from a clock. Out: Rates. Does
-not print.
+"""Measure throughput, and the time that goes into data, saves and evaluations.
 
-An interval lies between two calls of `Meter.interval`. The host runs ahead of the device, so an
-interval is true only if the device's values were read right before it is closed (the observer
-does).
+An interval lies between two calls of `Meter.end_interval`. The host runs ahead of the device, so an
+interval is accurate only if the device's values were read right before it ends, as the observer
+does.
 """
 
 from __future__ import annotations
@@ -22,10 +21,10 @@ _HISTORY_INTERVALS = 32
 
 @dataclass(frozen=True, kw_only=True)
 class Rates:
-    """One interval. Training time is the interval without its saves and evaluations.
+    """The rates of one interval. Training time is the interval without its saves and evaluations.
 
-    `tokens_per_second` and `data_wait` are relative to training time, `save_share` and
-    `evaluation_share` to the whole.
+    `tokens_per_second` and `data_wait` are relative to training time, `save_share` to the whole
+    interval.
     """
 
     seconds: float
@@ -35,11 +34,10 @@ class Rates:
     tokens_per_second: float
     data_wait: float
     save_share: float
-    evaluation_share: float
     mfu: float | None
 
     def per_step(self) -> dict[str, Any]:
-        """The fields of a step event; `seconds` is each step's part of the training time."""
+        """Return the fields of a step event; `seconds` is the training time per step."""
         fields: dict[str, Any] = {
             "tokens_per_second": self.tokens_per_second,
             "data_wait": self.data_wait,
@@ -49,11 +47,12 @@ class Rates:
 
 
 class Meter:
-    """Counts tokens and time on one process.
+    """Count tokens and time in one process.
 
-    `flops_per_token`: forward and backward, by the model; `peak_flops`: of all devices of the job
-    together. MFU is their ratio at the measured speed (PaLM, arXiv 2204.02311, appendix B), None
-    unless both are known. `last` holds the seconds of the latest wait, save and evaluation.
+    `flops_per_token` covers the forward and backward pass of the model, `peak_flops` is the sum
+    over all devices of the job. MFU is their ratio at the measured throughput (PaLM, arXiv
+    2204.02311, appendix B), or None unless both are known. `last` has the seconds of the latest
+    wait, save and evaluation.
     """
 
     def __init__(
@@ -67,25 +66,22 @@ class Meter:
         self._peak_flops = peak_flops
         self._clock = clock
         self._spent: dict[str, float] = {"data": 0.0, "save": 0.0, "evaluation": 0.0}
-        self._totals: dict[str, float] = {"data": 0.0, "save": 0.0, "evaluation": 0.0}
         self.last: dict[str, float] = {}
         self._history: deque[tuple[float, int]] = deque(maxlen=_HISTORY_INTERVALS)
         self._steps = 0
         self._tokens = 0
-        self._since = clock()
+        self._interval_began = clock()
 
-    def begin(self) -> None:
-        """Forget what was measured so far and start an interval now (after loading, before the
-        first step).
-        """
+    def reset(self) -> None:
+        """Discard all measurements and start an interval, right before the first step."""
         self._spent = dict.fromkeys(self._spent, 0.0)
         self._history.clear()
         self._steps = self._tokens = 0
-        self._since = self._clock()
+        self._interval_began = self._clock()
 
     @contextmanager
     def during(self, activity: Activity) -> Iterator[None]:
-        """Count the enclosed time as waiting for data, as a save or as an evaluation."""
+        """Count the time of the `with` block as a wait for data, a save or an evaluation."""
         began = self._clock()
         try:
             yield
@@ -93,22 +89,21 @@ class Meter:
             self.add(activity, self._clock() - began)
 
     def add(self, activity: Activity, seconds: float) -> None:
-        """Count `seconds` that were measured elsewhere."""
+        """Add `seconds` that were measured elsewhere."""
         self._spent[activity] += seconds
-        self._totals[activity] += seconds
         self.last[activity] = seconds
 
     def advance(self, tokens: int) -> None:
-        """One more step was queued, on `tokens` targets."""
+        """Count one more step with `tokens` targets."""
         self._steps += 1
         self._tokens += tokens
 
-    def interval(self) -> Rates:
-        """Close the interval and start the next."""
+    def end_interval(self) -> Rates:
+        """End the interval, start the next one, and return the rates."""
         now = self._clock()
-        seconds = max(now - self._since, 1e-9)
-        aside = self._spent["save"] + self._spent["evaluation"]
-        training = max(seconds - aside, 1e-9)
+        seconds = max(now - self._interval_began, 1e-9)
+        blocked = self._spent["save"] + self._spent["evaluation"]
+        training = max(seconds - blocked, 1e-9)
         speed = self._tokens / training
         rates = Rates(
             seconds=seconds,
@@ -118,23 +113,20 @@ class Meter:
             tokens_per_second=speed,
             data_wait=min(1.0, self._spent["data"] / training),
             save_share=min(1.0, self._spent["save"] / seconds),
-            evaluation_share=min(1.0, self._spent["evaluation"] / seconds),
             mfu=self._mfu(speed),
         )
         if self._steps:
             self._history.append((seconds, self._tokens))
         self._spent = dict.fromkeys(self._spent, 0.0)
         self._steps = self._tokens = 0
-        self._since = now
+        self._interval_began = now
         return rates
 
-    def total(self, activity: Activity) -> float:
-        """Seconds spent on an activity since this object was made."""
-        return self._totals[activity]
-
     def seconds_left(self, tokens_left: int | None) -> float | None:
-        """Expected time for `tokens_left`, saves and evaluations included, from the latest
-        intervals. None after the first: it starts workers and compiles, and would mislead.
+        """Estimate the seconds for `tokens_left`, saves and evaluations included.
+
+        The estimate uses the latest intervals. The first interval alone gives None, because it
+        includes the start of workers and compilation.
         """
         if tokens_left is None or len(self._history) < 2:
             return None

@@ -91,7 +91,7 @@ def _job(
     leases: Sequence[Lease],
 ) -> Trainer:
     config, sources = prepared.config, prepared.sources
-    planned = prepared.plan.seen_from(world)
+    planned = prepared.plan.with_world(world)
     network = set_up_model(config, fabric, seq_len=planned.seq_len, eos_id=eos_id_of(sources))
     staging = run_dir.staging_directory(config, run)
     triggers = StepTriggers(
@@ -159,7 +159,7 @@ def _announce(
         step=state.step,
         tokens=state.tokens,
         resumed=resumed,
-        sinks=sinks,
+        loggers=sinks,
         versions=run_dir.versions(),
         fingerprint=state.fingerprint["digest"],
         world_size=fabric.world_size,
@@ -186,7 +186,9 @@ def _check_nothing_is_lost(run: Store, observer: Observer) -> None:
             "to begin again."
         )
     if run.head(run_dir.CONFIG_NAME) is not None:
-        observer.say(f"{run.url()}: begun before, and without a checkpoint: starting at step 0")
+        observer.print_line(
+            f"{run.url()}: begun before, and without a checkpoint: starting at step 0"
+        )
 
 
 def _state(
@@ -210,7 +212,7 @@ def _state(
         return state, False
     state = checkpoints.state_of(found)
     for line in resume_checks.go_on(state, data, training, config):
-        observer.say(f"accepted: {line}")
+        observer.print_line(f"accepted: {line}")
     checkpoints.restore(found)
     state.world_size = planned.world.world_size
     return state, True
@@ -245,7 +247,7 @@ def _checkpoints(
         optimizer=network.optimizer,
         extras=extras,
         before_receipt=partial(_before_receipt, observer, publish, leases),
-        warn=observer.say,
+        warn=observer.print_line,
         seed=config.run.seed,
     )
 

@@ -15,7 +15,7 @@ from stream_pretrain.data.epoch_stream import EpochStream, LoaderSettings
 from stream_pretrain.data.sample_order.position import EpochClock
 from stream_pretrain.observe.console import StatusLine
 from stream_pretrain.observe.jsonl import MetricsFile
-from stream_pretrain.observe.observer import Goal, Observer
+from stream_pretrain.observe.observer import Observer, RunLimits
 from stream_pretrain.observe.throughput import Meter
 from stream_pretrain.optim.schedule import Schedule
 from stream_pretrain.plan import Plan
@@ -64,7 +64,7 @@ def make_observer(
         log_due=triggers.read_due,
         metrics=MetricsFile(run_dir.local_metrics(run, staging)),
         console=StatusLine(),
-        goal=Goal(steps=planned.total_steps, tokens=planned.total_tokens),
+        limits=RunLimits(steps=planned.total_steps, tokens=planned.total_tokens),
     )
 
 

@@ -51,7 +51,7 @@ def leave(code: int) -> NoReturn:
 def run(job: Trainer) -> int:
     """Train a job to its end and say how it ended."""
     if job.stop_reason() == COMPLETE:
-        job.observer.say(f"nothing to do: the run is finished at step {job.state.step}")
+        job.observer.print_line(f"nothing to do: the run is finished at step {job.state.step}")
         return 0
     reason = train(job)
     return conclude(job, reason)
@@ -68,7 +68,7 @@ def conclude(job: Trainer, reason: str) -> int:
     job.observer.stop(step=job.state.step, reason=reason, digest=job.state.digest)
     run_dir.write_stop(job.run, code=code, reason=reason, step=job.state.step)
     if code == EXIT_STOPPED:
-        job.observer.say(
+        job.observer.print_line(
             f"stopped by {reason} at step {job.state.step}; run the same command to go on"
         )
     return code

@@ -18,7 +18,7 @@ from typing import Any
 
 from stream_pretrain.errors import ConfigError, Fault
 from stream_pretrain.observe.event_files import cut_event_files
-from stream_pretrain.observe.observer import EMPTY, Sink
+from stream_pretrain.observe.observer import EMPTY, MetricsLogger
 
 PACKAGE_OF = {"csv": None, "tensorboard": "tensorboard", "wandb": "wandb", "mlflow": "mlflow"}
 RUN_TAG = "stream_pretrain.run_id"
@@ -43,7 +43,7 @@ def logger_faults(names: Sequence[str]) -> list[Fault]:
 
 def open_sinks(
     names: Sequence[str], *, directory: Path, run_id: str, name: str, project: str | None = None
-) -> list[Sink]:
+) -> list[MetricsLogger]:
     """The sinks of a run, in order. `directory` is local (RUN/logs); `run_id` never changes during
     a run.
 
@@ -55,7 +55,9 @@ def open_sinks(
     return [_open_sink(kind, directory, run_id, (name, project)) for kind in dict.fromkeys(names)]
 
 
-def _open_sink(kind: str, directory: Path, run_id: str, names: tuple[str, str | None]) -> Sink:
+def _open_sink(
+    kind: str, directory: Path, run_id: str, names: tuple[str, str | None]
+) -> MetricsLogger:
     if kind == "csv":
         return CSVSink(directory)
     if kind == "tensorboard":

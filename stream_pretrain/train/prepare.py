@@ -60,7 +60,7 @@ def prepare(config: Config) -> Prepared:
     faults += _tokenizer_copy_faults(config, sources)
     faults += _init_from_faults(config, sources)
     model = model_facts(config.model, seq_len=sequence_length(config, streams))
-    planned = plan(config, world, streams, held, model, others=faults)
+    planned = plan(config, world, streams, held, model, prior_faults=faults)
     return Prepared(config=config, sources=sources, plan=planned)
 
 

@@ -197,7 +197,7 @@ class Trainer:
         if self.policy.spikes is not None:
             self.policy.spikes.adopt(self.state.spike)
         self.stream.seek(self.state.data_step - self.state.phase_start)
-        self.observer.say(
+        self.observer.print_line(
             f"step {step}: spike; back to step {found.step}, data step {data_step} is left out"
         )
         self.observer.start(
@@ -247,7 +247,9 @@ class Trainer:
                 "optimizer.on_nonfinite or optimizer.on_spike skip such steps."
             )
         if reason == COMPLETE:
-            self.observer.say(f"finished: step {self.state.step}, data digest {self.state.digest}")
+            self.observer.print_line(
+                f"finished: step {self.state.step}, data digest {self.state.digest}"
+            )
 
     # ---- what they are made of
 
@@ -259,7 +261,9 @@ class Trainer:
             return
         self.save()
         self.checkpoints.wait()
-        self.observer.say(f"step {self.state.step} is saved; run the same command to go on from it")
+        self.observer.print_line(
+            f"step {self.state.step} is saved; run the same command to go on from it"
+        )
 
     def _own_votes(self) -> tuple[int, int]:
         """This rank's wish to stop: for a signal or a deadline, and for `stop.max_time`."""
@@ -323,7 +327,7 @@ class Trainer:
         elif spiked and policy.on_spike == "rewind":
             self._spike = (step, event["data_step"])
         elif not event["applied"]:
-            self.observer.say(
+            self.observer.print_line(
                 f"step {step}: update left out (loss {event['loss']}, norm {event['grad_norm']})"
             )
             if policy.stop_on_nonfinite and not spiked:

@@ -1,4 +1,4 @@
-"""Charts are valid SVG, lose no peak, and bear any data."""
+"""Charts are valid SVG, lose no peak, and accept any data."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import xml.etree.ElementTree as ElementTree
 
 import pytest
 
-from stream_pretrain.audit.downsample import thin
-from stream_pretrain.audit.svg_chart import Mark, Series, line_chart, ticks
+from stream_pretrain.audit.downsample import downsample
+from stream_pretrain.audit.svg_chart import Marker, Series, line_chart, ticks
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -32,11 +32,11 @@ def test_a_chart_shows_its_title_lines_keys_and_marks() -> None:
         [
             Series(name="a<b", points=[(0, 1.0), (5, 2.0), (10, 0.5)]),
             Series(name="validation", points=[(5, 1.5)], dots=True),
-            Series(name="behind", points=[(0, 1.0), (10, 2.0)], faint=True),
+            Series(name="behind", points=[(0, 1.0), (10, 2.0)], background=True),
         ],
         "Loss & more",
         y_label="nats",
-        marks=[Mark(x=2, label="epoch 1"), Mark(x=5, label="restart", kind="restart")],
+        markers=[Marker(x=2, label="epoch 1"), Marker(x=5, label="restart", kind="restart")],
     )
     text = "".join(parse(svg).itertext())
     for word in ("Loss & more", "a<b", "validation", "nats", "step", "epoch 1", "restart"):
@@ -52,7 +52,7 @@ def test_a_million_points_stay_small_and_keep_their_peaks() -> None:
     points = [(float(n), chance.random()) for n in range(1_000_000)]
     points[123_456] = (123_456.0, 9.0)
     points[654_321] = (654_321.0, -9.0)
-    kept = thin(points, 0, 999_999, 800)
+    kept = downsample(points, 0, 999_999, 800)
     assert len(kept) <= 4 * 801
     assert points[123_456] in kept
     assert points[654_321] in kept
@@ -72,7 +72,7 @@ def test_values_that_are_not_finite_interrupt_the_line() -> None:
 def test_one_bad_value_among_a_million_still_interrupts_the_line() -> None:
     points = [(float(n), 1.0) for n in range(100_000)]
     points[5000] = (5000.0, math.nan)
-    assert any(math.isnan(y) for _, y in thin(points, 0, 99_999, 100))
+    assert any(math.isnan(y) for _, y in downsample(points, 0, 99_999, 100))
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,7 @@ def test_little_data_is_no_error(points: list[tuple[float, float]], log_y: bool)
     assert ("no data" in svg) is not drawn
 
 
-def test_a_lonely_point_is_a_dot() -> None:
+def test_a_single_point_is_a_dot() -> None:
     svg = line_chart([Series(name="x", points=[(3, 5.0)])], "t")
     assert len(list(parse(svg).iter(f"{SVG}circle"))) == 1
 
@@ -104,7 +104,7 @@ def test_a_chart_within_a_page_leaves_the_style_to_it() -> None:
     assert "prefers-color-scheme:dark" in line_chart([], "t")
 
 
-def test_many_series_share_six_colours_and_wrap_their_keys() -> None:
+def test_many_series_share_six_colors_and_wrap_their_keys() -> None:
     many = [Series(name=f"stream number {n}", points=[(0, n), (1, n)]) for n in range(9)]
     svg = line_chart(many, "t", size=(360, 240))
     assert "s5" in svg

@@ -1,6 +1,4 @@
-"""Promise 8: every batch can be explained, the digest can be made again, and damage is found and
-named.
-"""
+"""Promise 8 (docs/architecture.md): batches can be explained, digests replayed, damage is named."""
 
 from __future__ import annotations
 
@@ -9,9 +7,11 @@ import shutil
 from pathlib import Path
 
 import pytest
+import zstandard
 from forked_runs import ForkedRuns
 from runs import recorded, steps
 from small import STEPS_PER_EPOCH, fit_arguments
+from streaming.base.format import reader_from_json
 from tokenizers import Tokenizer
 
 from stream_pretrain.cli import main
@@ -27,21 +27,21 @@ def run(forked_runs: ForkedRuns, dataset: Path, tmp_path_factory: pytest.TempPat
     return root / "run"
 
 
-def ask(forked_runs: ForkedRuns, place: Path, *arguments: str) -> tuple[int, str]:
-    """Exit code and output of a command."""
-    done = forked_runs.run(list(arguments), place / "said")
-    text = (place / "said").read_text()
-    (place / "said").unlink()
+def ask(forked_runs: ForkedRuns, directory: Path, *arguments: str) -> tuple[int, str]:
+    """Run a command; return its exit code and its output."""
+    log = directory / "output"
+    done = forked_runs.run(list(arguments), log)
+    text = log.read_text()
+    log.unlink()
     return done.code, text
 
 
 def answer(text: str) -> object:
     """The JSON document in an output that also has progress lines."""
-    begin = min(place for place in (text.find("\n{"), text.find("\n["), 0) if place >= 0)
     candidates = [
         text[i:] for i, c in enumerate(text) if c in "{[" and (i == 0 or text[i - 1] == "\n")
     ]
-    assert candidates, text[begin:]
+    assert candidates, text
     value, _ = json.JSONDecoder().raw_decode(candidates[0])
     return value
 
@@ -51,19 +51,19 @@ def test_a_replay_of_the_data_alone_gives_the_runs_digest(
 ) -> None:
     code, text = ask(forked_runs, tmp_path, "replay", str(run), "--json")
     assert code == 0
-    found = answer(text)
-    assert isinstance(found, dict)
-    assert found["digest"] == steps(run)[2 * STEPS_PER_EPOCH]["digest"]
-    assert found["same"] is True
+    result = answer(text)
+    assert isinstance(result, dict)
+    assert result["digest"] == steps(run)[2 * STEPS_PER_EPOCH]["digest"]
+    assert result["same"] is True
 
 
 def test_a_replay_up_to_a_step_gives_the_digest_of_that_step(
     forked_runs: ForkedRuns, run: Path, tmp_path: Path
 ) -> None:
     code, text = ask(forked_runs, tmp_path, "replay", str(run), "--step", "17", "--json")
-    found = answer(text)
-    assert isinstance(found, dict)
-    assert (code, found["digest"]) == (0, steps(run)[17]["digest"])
+    result = answer(text)
+    assert isinstance(result, dict)
+    assert (code, result["digest"]) == (0, steps(run)[17]["digest"])
 
 
 def test_a_step_names_its_documents_with_the_words_they_hold(
@@ -78,7 +78,7 @@ def test_a_step_names_its_documents_with_the_words_they_hold(
         record["id"]: record["text"]
         for record in map(json.loads, (dataset.parent / "corpus.jsonl").read_text().splitlines())
     }
-    rows = rows_of(dataset)
+    rows = read_rows(dataset, tmp_path)
     tokenizer = Tokenizer.from_file(str(dataset / "tokenizer" / "tokenizer.json"))
     for sample in samples:
         assert sum(piece["end"] - piece["begin"] for piece in sample["pieces"]) == 17
@@ -92,61 +92,48 @@ def test_a_step_names_its_documents_with_the_words_they_hold(
                 assert json.loads(source.readline())["id"] == piece["document"]
 
 
-def rows_of(dataset: Path) -> list[list[int]]:
-    """All training rows, read by streaming's own reader."""
-    from stream_pretrain.data.cache.cache_setup import ShardSource
-    from stream_pretrain.data.fetching.shard_stream import ReadSettings
-    from stream_pretrain.data.reading.shard_dataset import open_dataset
-    from stream_pretrain.mds.index import read_index
-    from stream_pretrain.order import Order
-    from stream_pretrain.storage.store import open_store
-
-    store = open_store(dataset / "train")
-    index = read_index(store)
-    source = ShardSource(
-        name="train",
-        store=store,
-        index=index,
-        directory=dataset.parent / "unpacked",
-        drawn=index.samples,
-    )
-    order = Order(global_batch=1, drawn=(index.samples,), canonical_nodes=1, shuffle=False)
-    opened = open_dataset([source], order=order, batch_size=1, settings=ReadSettings(row_ids=17))
-    try:
-        return [opened[n][1].tolist() for n in range(index.samples)]
-    finally:
-        opened.close()
+def read_rows(dataset: Path, directory: Path) -> list[list[int]]:
+    """Read all training rows with the reader of `streaming`; zstandard decompresses the shards."""
+    index = json.loads((dataset / "train" / "index.json").read_text())
+    rows: list[list[int]] = []
+    for shard in index["shards"]:
+        packed = (dataset / "train" / shard["zip_data"]["basename"]).read_bytes()
+        raw = zstandard.ZstdDecompressor().decompress(packed, shard["raw_data"]["bytes"])
+        (directory / shard["raw_data"]["basename"]).write_bytes(raw)
+        reader = reader_from_json(str(directory), None, shard)
+        rows += [reader[i]["tokens"].tolist() for i in range(len(reader))]
+    return rows
 
 
 def test_a_documents_steps_are_those_whose_trace_names_it(
     forked_runs: ForkedRuns, run: Path, tmp_path: Path
 ) -> None:
     _, text = ask(forked_runs, tmp_path, "trace", str(run), "--document", "doc-7", "--json")
-    sightings = answer(text)
-    assert isinstance(sightings, list)
-    assert {s["epoch"] for s in sightings} == {0, 1}
-    for sighting in sightings:
-        step = str(sighting["data_step"])
+    occurrences = answer(text)
+    assert isinstance(occurrences, list)
+    assert {s["epoch"] for s in occurrences} == {0, 1}
+    for occurrence in occurrences:
+        step = str(occurrence["data_step"])
         _, traced = ask(forked_runs, tmp_path, "trace", str(run), "--step", step, "--json")
         samples = answer(traced)
         assert isinstance(samples, list)
-        [sample] = [s for s in samples if s["sample"] == sighting["sample"]]
+        [sample] = [s for s in samples if s["sample"] == occurrence["sample"]]
         assert "doc-7" in {piece["document"] for piece in sample["pieces"]}
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "expected"),
     [
         (("--step", "9999"), "the run's checkpoint has steps 1 to 30"),
         (("--document", "nobody"), "no document 'nobody'"),
     ],
 )
 def test_what_the_run_never_saw_is_not_explained(
-    arguments: tuple[str, ...], said: str, forked_runs: ForkedRuns, run: Path, tmp_path: Path
+    arguments: tuple[str, ...], expected: str, forked_runs: ForkedRuns, run: Path, tmp_path: Path
 ) -> None:
     code, text = ask(forked_runs, tmp_path, "trace", str(run), *arguments)
     assert code == 1
-    assert said in text
+    assert expected in text
 
 
 def test_a_whole_run_is_found_whole(forked_runs: ForkedRuns, run: Path, tmp_path: Path) -> None:

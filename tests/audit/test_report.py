@@ -1,4 +1,4 @@
-"""A report tells of a run what its events say, loads nothing, and gives no secret away."""
+"""A report shows the events of a run, loads nothing, and contains no secret."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 from stream_pretrain.audit.report import write_report
 from stream_pretrain.audit.report_data import read_report_data, smooth
-from stream_pretrain.audit.report_page import DataSources, page
+from stream_pretrain.audit.report_page import ReportSources, page
 from stream_pretrain.errors import DataError
 from stream_pretrain.observe.events import (
     StepRecord,
@@ -79,7 +79,7 @@ def write_run(path: Path, events: list[Event], config: str = "run:\n  dir: x\n")
 
 
 class Checker(HTMLParser):
-    """Fails on tags that do not match; gathers text and what would be fetched."""
+    """Fail on tags that do not match; collect the text and what would be loaded."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -103,7 +103,7 @@ class Checker(HTMLParser):
 
 
 def check(html: str) -> str:
-    """The page's text, after looking at its structure."""
+    """Check the structure of a page, and return its text."""
     checker = Checker()
     checker.feed(html)
     assert checker.open == []
@@ -167,7 +167,7 @@ def test_the_time_is_accounted_for_to_the_last_second() -> None:
     assert spent["evaluation"] == pytest.approx(4.0)
     assert spent["saving"] == pytest.approx(1.0)
     assert spent["not running"] == pytest.approx(30.0 + 6.0)
-    assert sum(spent.values()) == pytest.approx(history.span_s) == pytest.approx(81.0)
+    assert sum(spent.values()) == pytest.approx(history.total_s) == pytest.approx(81.0)
 
 
 def test_sessions_epochs_and_skipped_updates_are_found() -> None:
@@ -190,13 +190,13 @@ def test_a_run_that_goes_on_is_reported_as_far_as_it_came(tmp_path: Path) -> Non
     assert write_report(open_store(run), out) == str(out)
     assert not (run / "report.html").exists()
     text = check(out.read_text())
-    assert "Running, or killed: last heard of on 1970-01-01 00:01:48, at step 4." in text
+    assert "Running, or killed: last event on 1970-01-01 00:01:48, at step 4." in text
     assert "still running, or killed" in text
 
 
 @pytest.mark.parametrize("length", [0, 1, 2])
 def test_a_run_that_hardly_began_is_no_error(length: int) -> None:
-    check(page(read_report_data(a_run()[:length]), DataSources(location="x")))
+    check(page(read_report_data(a_run()[:length]), ReportSources(location="x")))
 
 
 def test_events_without_the_usual_fields_are_no_error() -> None:
@@ -207,14 +207,14 @@ def test_events_without_the_usual_fields_are_no_error() -> None:
         {"event": "of a later version", "step": 1},
         {"event": "stop", "step": 1},
     ]
-    check(page(read_report_data(events), DataSources(location="x")))
-    check(page(read_report_data(events[1:]), DataSources(location="x")))
+    check(page(read_report_data(events), ReportSources(location="x")))
+    check(page(read_report_data(events[1:]), ReportSources(location="x")))
 
 
 def test_a_long_run_has_a_page_that_is_not_long() -> None:
     events = [start_event(step=0, time=0.0)]
     events += [step(n, 2.0 * n, loss=5.0 + math.sin(n)) for n in range(1, 20_001)]
-    html = page(read_report_data(events), DataSources(location="x"))
+    html = page(read_report_data(events), ReportSources(location="x"))
     check(html)
     assert len(html) < 1_000_000
     assert "Loss from step 4,001" in html
@@ -231,7 +231,7 @@ def test_smoothing_follows_a_change_and_ignores_what_is_not_finite() -> None:
     assert smoothed[600][1] == pytest.approx(3.0, abs=0.01)
 
 
-def test_a_place_without_metrics_is_refused(tmp_path: Path) -> None:
+def test_a_directory_without_metrics_is_refused(tmp_path: Path) -> None:
     with pytest.raises(
         DataError, match=r"metrics.jsonl: there is no such file. Give the directory"
     ):
@@ -239,7 +239,7 @@ def test_a_place_without_metrics_is_refused(tmp_path: Path) -> None:
 
 
 class Far:
-    """A store that is elsewhere: everything must go through its verbs."""
+    """A store that is not on this machine: only its methods may be used."""
 
     is_local = False
 

@@ -24,7 +24,7 @@ SOUND: dict[str, Any] = {
 
 
 def laid_on(changes: dict[str, Any]) -> dict[str, Any]:
-    """SOUND with values at dotted paths; None as a section's value removes it."""
+    """Return SOUND with values at dotted paths; None as the value of a section removes it."""
     values = copy.deepcopy(SOUND)
     for path, value in changes.items():
         *parents, last = path.split(".")
@@ -201,7 +201,7 @@ def test_a_direct_construction_runs_the_same_checks() -> None:
         Config.model_validate({**SOUND, "stop": {}})
 
 
-def test_checks_run_on_the_valid_part_beside_faulty_values() -> None:
+def test_checks_run_on_the_valid_fields_beside_invalid_ones() -> None:
     values = laid_on({"optimizer.lr": "fast", "batch.micro_size": 3, "schedule.kind": "wsd"})
     with pytest.raises(ConfigError) as caught:
         config_of(Config, values)

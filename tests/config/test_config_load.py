@@ -69,7 +69,7 @@ def test_mappings_merge_and_lists_replace(base: str) -> None:
     assert config.model.config == {"n_layer": 2, "n_head": 4}
 
 
-def test_flags_read_values_as_the_field_says(base: str) -> None:
+def test_flags_are_parsed_by_the_type_of_their_field(base: str) -> None:
     config = load(
         "--config", base, "--run.name", "123", "--stop.max-time", "1h30m",
         "--stop.max_tokens", "20B", "--compute.compile", "--optimizer.clip_norm", "null",
@@ -238,13 +238,15 @@ def test_help_lists_every_key_and_leaves(capsys: pytest.CaptureFixture[str]) -> 
         ("500 steps", TrainingDuration(500, "steps")),
     ],
 )
-def test_a_span_is_steps_tokens_or_a_fraction(value: Any, span: TrainingDuration) -> None:
+def test_a_training_duration_is_steps_tokens_or_a_fraction(
+    value: Any, span: TrainingDuration
+) -> None:
     assert parse_training_duration(value) == span
-    assert parse_training_duration(span.plain()) == span
+    assert parse_training_duration(span.to_yaml()) == span
 
 
 @pytest.mark.parametrize("value", ["20M", "101%", 1.5, -1, True, None, "x tokens", ""])
-def test_a_span_that_could_mean_two_things_is_refused(value: Any) -> None:
+def test_a_training_duration_that_is_ambiguous_is_refused(value: Any) -> None:
     with pytest.raises(ValueError, match="must be steps"):
         parse_training_duration(value)
 

@@ -38,10 +38,10 @@ def test_scalars_are_those_of_yaml_1_2(text: str, value: object) -> None:
         assert parse_scalar(text) == value
 
 
-def test_places_name_the_line_of_each_key() -> None:
-    places = parse_document("a:\n  b: 1\n  c:\n    - d: 2\n", source="run.yaml").places
-    assert places[("a", "b")] == "run.yaml:2"
-    assert places[("a", "c", "0", "d")] == "run.yaml:4"
+def test_locations_name_the_line_of_each_key() -> None:
+    locations = parse_document("a:\n  b: 1\n  c:\n    - d: 2\n", source="run.yaml").locations
+    assert locations[("a", "b")] == "run.yaml:2"
+    assert locations[("a", "c", "0", "d")] == "run.yaml:4"
 
 
 def test_an_empty_file_is_nothing() -> None:

@@ -204,9 +204,9 @@ def test_facts_are_sums_over_the_shards(stream: SmallStream) -> None:
     raw = [shard["raw_data"]["bytes"] for shard in stream.index()["shards"]]
     packed = [shard["zip_data"]["bytes"] for shard in stream.index()["shards"]]
     assert (facts.samples, facts.row_ids, facts.shards) == (60, SEQ_LEN + 1, 3)
-    assert (facts.bytes_raw, facts.bytes_compressed) == (sum(raw), sum(packed))
-    assert facts.largest_shard_bytes == max(r + p for r, p in zip(raw, packed, strict=True))
-    assert facts.hashed
+    assert [shard.raw.size for shard in index.shards] == raw
+    assert [shard.fetched.size for shard in index.shards] == packed
+    assert all(shard.fetched.fastest_hash for shard in index.shards)
 
 
 def test_the_digest_is_of_the_content_and_not_of_the_text(stream: SmallStream) -> None:
@@ -218,8 +218,9 @@ def test_the_digest_is_of_the_content_and_not_of_the_text(stream: SmallStream) -
     assert parse_index(json.dumps(index).encode(), "a").digest != parse_index(text, "a").digest
 
 
-def test_an_index_without_hashes_is_read_and_said_to_have_none(stream: SmallStream) -> None:
+def test_an_index_without_hashes_is_read_and_its_shards_have_none(stream: SmallStream) -> None:
     index = stream.index()
     for shard in index["shards"]:
         shard["zip_data"]["hashes"] = {}
-    assert not parse_index(json.dumps(index).encode(), "a").hashed
+    shards = parse_index(json.dumps(index).encode(), "a").shards
+    assert not any(shard.fetched.fastest_hash for shard in shards)

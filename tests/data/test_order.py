@@ -16,9 +16,9 @@ from stream_pretrain.order import (
     Order,
     apportion,
     canonical_nodes,
-    in_whole_steps,
     samples_drawn,
     shuffle_block,
+    stratified_samples,
 )
 
 # Blocks smaller than shards are a poor shuffle but must be exact all the same.
@@ -194,7 +194,7 @@ def test_a_block_is_a_share_of_the_window_and_at_least_four_shards() -> None:
 def test_stratified_steps_have_exact_shares_on_every_topology(data: st.DataObject) -> None:
     order, shards = data.draw(cases())
     weighted = data.draw(st.booleans())
-    drawn = in_whole_steps(order.drawn, order.global_batch, None if weighted else order.drawn)
+    drawn = stratified_samples(order.drawn, order.global_batch, None if weighted else order.drawn)
     if not all(drawn):
         return
     order = replace(order, drawn=drawn, batching_method="stratified", canonical_nodes=1)
@@ -226,6 +226,6 @@ def test_stratified_steps_have_exact_shares_on_every_topology(data: st.DataObjec
 
 
 def test_the_stream_that_runs_short_ends_a_stratified_epoch() -> None:
-    assert in_whole_steps((61, 59), 8, (61, 59)) == (56, 56)
-    assert in_whole_steps((61, 59), 8, None) == (60, 60)
-    assert in_whole_steps((0, 0), 8, None) == (0, 0)
+    assert stratified_samples((61, 59), 8, (61, 59)) == (56, 56)
+    assert stratified_samples((61, 59), 8, None) == (60, 60)
+    assert stratified_samples((0, 0), 8, None) == (0, 0)

@@ -1,4 +1,4 @@
-"""What cannot hold is refused before anything starts, with values that would."""
+"""A plan that cannot work is refused before anything starts, with values that would."""
 
 from __future__ import annotations
 
@@ -32,11 +32,7 @@ def stream(name: str = "a", *, samples: int = 1000, shards: int = 10) -> StreamF
         samples=samples,
         row_ids=65,
         shards=shards,
-        bytes_compressed=1,
-        bytes_raw=1,
-        largest_shard_bytes=1,
         index_digest=name,
-        hashed=True,
     )
 
 
@@ -128,13 +124,13 @@ REFUSED: dict[str, tuple[dict[str, Any], list[str]]] = {
 }
 
 
-@pytest.mark.parametrize(("settings", "said"), REFUSED.values(), ids=REFUSED.keys())
-def test_what_cannot_hold_is_refused_with_values_that_would(
-    settings: dict[str, Any], said: list[str]
+@pytest.mark.parametrize(("settings", "expected"), REFUSED.values(), ids=REFUSED.keys())
+def test_what_cannot_work_is_refused_with_values_that_would(
+    settings: dict[str, Any], expected: list[str]
 ) -> None:
     with pytest.raises(ConfigError) as caught:
         planned(**settings)
-    for words in said:
+    for words in expected:
         assert words in str(caught.value)
 
 

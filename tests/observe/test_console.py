@@ -67,16 +67,16 @@ def test_work_done_before_a_restart_does_not_count_as_speed() -> None:
     assert bar.text() == "encode  60/100 documents (60 %)  1.2K tokens  20 tokens/s  40s left"
 
 
-def test_nothing_is_said_when_it_is_off(capfd: pytest.CaptureFixture[str]) -> None:
+def test_nothing_is_printed_when_it_is_off(capfd: pytest.CaptureFixture[str]) -> None:
     with Progress("x", total=1, mode="off") as bar:
         bar.advance(1)
-        bar.say("hello")
+        bar.print_line("hello")
     assert capfd.readouterr() == ("", "")
 
 
 def test_progress_goes_to_stderr(capfd: pytest.CaptureFixture[str]) -> None:
     with Progress("x", total=1) as bar:
-        bar.say("hello")
+        bar.print_line("hello")
         bar.advance(1)
     out, err = capfd.readouterr()
     assert out == ""
@@ -99,11 +99,11 @@ def test_a_dumb_terminal_gets_plain_lines(monkeypatch: pytest.MonkeyPatch) -> No
 ON_A_TERMINAL = """
 from stream_pretrain.observe.console import Progress
 with Progress("encode", total=3) as bar:
-    bar.say("first [red] line")
+    bar.print_line("first [red] line")
     for _ in range(3):
         bar.advance(1, tokens=1_000_000)
     print("within")
-    bar.say("second line")
+    bar.print_line("second line")
 print("after")
 """
 
@@ -133,7 +133,7 @@ def test_a_terminal_gets_a_line_that_is_rewritten() -> None:
     assert b"\x1b[?25h" in shown[shown.rindex(b"\x1b[?25l") :], "the cursor is hidden"
 
 
-def test_the_training_line_says_all_that_is_known() -> None:
+def test_the_training_line_shows_all_that_is_known() -> None:
     event = {
         "step": 1200,
         "loss": 3.21444,

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from stream_pretrain.errors import StorageError
-from stream_pretrain.observe.jsonl import MetricsFile, read_events, remove_torn_tail
+from stream_pretrain.observe.jsonl import MetricsFile, read_events, remove_incomplete_line
 
 
 @pytest.fixture
@@ -59,7 +59,7 @@ def test_nonfinite_values_stay_strict_json_and_keep_their_name(metrics: MetricsF
     assert event["sets"] == {"a": [1.0, None]}
 
 
-def test_a_cut_removes_by_value_and_not_by_place(metrics: MetricsFile) -> None:
+def test_a_cut_removes_by_value_and_not_by_position(metrics: MetricsFile) -> None:
     for number in (0, 1, 5, 2, 3, 6, 3):
         metrics.append(step(number))
     assert metrics.cut_after(3) == 2
@@ -80,7 +80,7 @@ def test_a_cut_with_nothing_to_remove_leaves_the_file_alone(metrics: MetricsFile
 @pytest.mark.parametrize(
     "torn", [b'{"event": "step", "st', b'{"event": "step", "step": 2}', b"\0" * 99]
 )
-def test_a_torn_last_line_is_cut(tmp_path: Path, torn: bytes) -> None:
+def test_an_incomplete_last_line_is_removed(tmp_path: Path, torn: bytes) -> None:
     path = tmp_path / "metrics.jsonl"
     metrics = MetricsFile(path)
     metrics.append(step(1))
@@ -108,14 +108,14 @@ def test_appending_after_a_kill_does_not_join_two_lines(tmp_path: Path) -> None:
     assert steps_in(path) == [1, 2]
 
 
-def test_a_torn_tail_longer_than_one_read_is_removed(tmp_path: Path) -> None:
+def test_an_incomplete_line_longer_than_one_read_is_removed(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_bytes(b"{}\n" + b"x" * 200_000)
-    assert remove_torn_tail(path) == 200_000
+    assert remove_incomplete_line(path) == 200_000
     assert path.read_bytes() == b"{}\n"
     path.write_bytes(b"x" * 200_000)
-    assert remove_torn_tail(path) == 200_000
-    assert remove_torn_tail(tmp_path / "absent") == 0
+    assert remove_incomplete_line(path) == 200_000
+    assert remove_incomplete_line(tmp_path / "absent") == 0
 
 
 def test_a_kill_before_the_rename_leaves_the_old_file(
@@ -146,7 +146,7 @@ def test_a_snapshot_holds_the_lines_written_before_it(metrics: MetricsFile) -> N
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
-def test_a_full_disk_is_told_with_what_to_do() -> None:
+def test_a_full_disk_is_reported_with_what_to_do() -> None:
     metrics = MetricsFile(Path("/dev/full"))
     with pytest.raises(StorageError, match=r"No space left on device\). Free some space") as caught:
         metrics.append(step(1))
@@ -155,7 +155,7 @@ def test_a_full_disk_is_told_with_what_to_do() -> None:
         metrics.close()  # /dev/full cannot be synced either
 
 
-def test_a_file_that_cannot_be_made_is_told_with_what_to_do(tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_made_is_reported_with_what_to_do(tmp_path: Path) -> None:
     (tmp_path / "run").write_text("a file where the run directory should be")
     with pytest.raises(StorageError, match="Make it writable") as caught:
         MetricsFile(tmp_path / "run" / "metrics.jsonl").append(step(1))
@@ -182,11 +182,13 @@ def test_a_killed_writer_loses_at_most_the_line_it_was_writing(tmp_path: Path) -
     for attempt in range(3):
         path.unlink(missing_ok=True)
         child = subprocess.Popen([sys.executable, "-c", WRITER, str(path)])
+        deadline = time.monotonic() + 60
         while not path.exists():
+            assert time.monotonic() < deadline, "the writer has not started"
             time.sleep(0.01)
         time.sleep(0.05 + 0.03 * attempt)
         os.kill(child.pid, signal.SIGKILL)
-        child.wait()
+        assert child.wait(timeout=60) == -signal.SIGKILL
         whole = steps_in(path)
         assert whole == list(range(1, len(whole) + 1))
         metrics = MetricsFile(path)

@@ -1,4 +1,4 @@
-"""Every step has its line, in order, without a wait for the device at every step."""
+"""Every step has its line, in order, without waiting for the device at every step."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 from stream_pretrain.observe.console import StatusLine
 from stream_pretrain.observe.events import StepRecord, read_value
 from stream_pretrain.observe.jsonl import MetricsFile, read_events
-from stream_pretrain.observe.observer import EMPTY, Goal, Observer
+from stream_pretrain.observe.observer import EMPTY, Observer, RunLimits
 from stream_pretrain.observe.throughput import Meter
 
 
@@ -39,7 +39,7 @@ class DeviceValue:
         return self.value
 
 
-class RecordingSink:
+class RecordingLogger:
     def __init__(self, held: int = EMPTY) -> None:
         self.calls: list[Any] = []
         self.held = held
@@ -68,7 +68,7 @@ class Job:
 
     def __init__(self, path: Path, *, every: int = 5, stream: io.StringIO | None = None) -> None:
         self.clock = Clock()
-        self.sink = RecordingSink()
+        self.logger = RecordingLogger()
         self.metrics = MetricsFile(path / "metrics.jsonl")
         console = StatusLine(mode="plain", stream=stream, every_seconds=0) if stream else None
         self.observer = Observer(
@@ -76,8 +76,8 @@ class Job:
             log_due=lambda step: step % every == 0,
             metrics=self.metrics,
             console=console,
-            sinks=[self.sink],
-            goal=Goal(steps=100, tokens=10_000),
+            loggers=[self.logger],
+            limits=RunLimits(steps=100, tokens=10_000),
             clock=self.clock,
         )
         Job.made.append(self)
@@ -178,7 +178,7 @@ def test_an_evaluation_comes_after_the_steps_before_it(tmp_path: Path) -> None:
     assert job.observer.read() == []
 
 
-def test_a_save_flushes_and_counts_the_time_that_training_stood_still(tmp_path: Path) -> None:
+def test_a_save_flushes_and_counts_the_time_that_training_was_blocked(tmp_path: Path) -> None:
     job = Job(tmp_path, every=100)
     job.observer.start(step=0, tokens=0, resumed=False)
     job.step(1)
@@ -208,7 +208,7 @@ def test_a_resume_cuts_what_the_killed_process_wrote_beyond_it(tmp_path: Path) -
     steps = [event["step"] for event in again.written() if event["event"] == "step"]
     assert steps == list(range(1, 9))
     assert ("resume", 5) in names(again.written())
-    assert again.sink.calls[0] == ("cut", 5)
+    assert again.logger.calls[0] == ("cut", 5)
 
 
 def test_a_start_from_nothing_forgets_a_run_that_never_saved(tmp_path: Path) -> None:
@@ -219,10 +219,10 @@ def test_a_start_from_nothing_forgets_a_run_that_never_saved(tmp_path: Path) -> 
     again = Job(tmp_path, every=1)
     again.observer.start(step=0, tokens=0, resumed=False)
     assert names(again.written()) == [("start", 0)]
-    assert again.sink.calls == [("cut", EMPTY)]
+    assert again.logger.calls == [("cut", EMPTY)]
 
 
-def test_a_sink_gets_a_step_once_with_its_evaluation(tmp_path: Path) -> None:
+def test_a_logger_gets_a_step_once_with_its_evaluation(tmp_path: Path) -> None:
     job = Job(tmp_path, every=1)
     job.observer.start(step=0, tokens=0, resumed=False)
     job.step(1, stream_tokens={"web": 60})
@@ -230,16 +230,16 @@ def test_a_sink_gets_a_step_once_with_its_evaluation(tmp_path: Path) -> None:
     job.step(2)
     job.observer.stop(step=2, reason="max_steps")
     job.observer.close()
-    logged = job.sink.logged()
+    logged = job.logger.logged()
     assert [step for step, _ in logged] == [1, 2]
     assert logged[0][1]["train/loss"] == 1.0
     assert logged[0][1]["train/stream_tokens/web"] == 60
     assert logged[0][1]["validation/web/loss"] == 2.0
     assert not any("digest" in name for name in logged[0][1])
-    assert job.sink.calls[-1] == "close"
+    assert job.logger.calls[-1] == "close"
 
 
-def test_a_sink_that_lacks_steps_is_given_them_at_a_resume(tmp_path: Path) -> None:
+def test_a_logger_that_lacks_steps_is_given_them_at_a_resume(tmp_path: Path) -> None:
     job = Job(tmp_path, every=1)
     job.observer.start(step=0, tokens=0, resumed=False)
     for number in range(1, 8):
@@ -248,22 +248,22 @@ def test_a_sink_that_lacks_steps_is_given_them_at_a_resume(tmp_path: Path) -> No
             job.observer.evaluation(step=4, sets={"web": {"loss": 2.0}}, seconds=1.0)
     job.metrics.close()
     again = Job(tmp_path, every=1)
-    again.sink.held = 2
+    again.logger.held = 2
     again.observer.start(step=5, tokens=500, resumed=True)
-    rows = again.sink.calls[1:]
+    rows = again.logger.calls[1:]
     assert [step for step, _ in rows] == [3, 4, 5]
     assert rows[1][1]["validation/web/loss"] == 2.0
-    assert rows[1][1] == job.sink.logged()[3][1]
+    assert rows[1][1] == job.logger.logged()[3][1]
 
 
-def test_sinks_may_come_with_the_start(tmp_path: Path) -> None:
+def test_loggers_may_come_with_the_start(tmp_path: Path) -> None:
     job = Job(tmp_path, every=1)
-    late = RecordingSink()
-    job.observer.start(step=0, tokens=0, resumed=False, sinks=[late])
+    late = RecordingLogger()
+    job.observer.start(step=0, tokens=0, resumed=False, loggers=[late])
     job.step(1)
     job.step(2)
-    assert late.logged() == job.sink.logged()
-    assert "sinks" not in job.written()[0]
+    assert late.logged() == job.logger.logged()
+    assert "loggers" not in job.written()[0]
 
 
 def test_a_sync_hands_over_a_copy_that_holds_all_lines_so_far(tmp_path: Path) -> None:
@@ -279,7 +279,7 @@ def test_a_sync_hands_over_a_copy_that_holds_all_lines_so_far(tmp_path: Path) ->
     job.observer.sync(publish)
     assert seen == [0, 1]
     assert [path.name for path in tmp_path.iterdir()] == ["metrics.jsonl"]
-    assert "flush" in job.sink.calls
+    assert "flush" in job.logger.calls
 
 
 def test_a_sync_from_the_savers_thread_never_sees_half_a_line(tmp_path: Path) -> None:
@@ -301,7 +301,8 @@ def test_a_sync_from_the_savers_thread_never_sees_half_a_line(tmp_path: Path) ->
     for number in range(1, 301):
         job.step(number)
     done.set()
-    saver.join()
+    saver.join(timeout=60)
+    assert not saver.is_alive()
     assert sizes == sorted(sizes)
     steps = [event["step"] for event in job.written() if event["event"] == "step"]
     assert steps == list(range(1, 301))
@@ -342,7 +343,7 @@ def test_a_person_sees_steps_evaluations_and_messages(tmp_path: Path) -> None:
     stream = io.StringIO()
     job = Job(tmp_path, stream=stream)
     job.observer.start(step=0, tokens=0, resumed=False)
-    job.observer.say("starting")
+    job.observer.print_line("starting")
     for number in range(1, 11):
         job.step(number)
     job.observer.evaluation(step=10, sets={"web": {"loss": 2.0, "bits_per_byte": 0.9}})
@@ -354,23 +355,6 @@ def test_a_person_sees_steps_evaluations_and_messages(tmp_path: Path) -> None:
         "  data 0.0 %  save 0.0 %",
         "evaluation at step 10: web  loss 2.0000  perplexity 7.389  bits/byte 0.9000",
     ]
-
-
-def test_the_time_left_ends_at_the_deadline() -> None:
-    stream = io.StringIO()
-    observer = Observer(
-        meter=Meter(),
-        log_due=lambda _: True,
-        console=StatusLine(mode="plain", stream=stream),
-        goal=Goal(deadline_left=lambda: 90.0),
-    )
-    observer.start(step=0, tokens=0, resumed=False)
-    observer.step(
-        StepRecord(
-            step=1, tokens=9, epoch=0, sample_in_epoch=1, loss=2.0, lr=0.1, grad_norm=1.0, digest=""
-        )
-    )
-    assert "0:01:30 left" in stream.getvalue()
 
 
 def test_values_may_be_numbers_device_values_callables_or_mappings() -> None:

@@ -14,7 +14,7 @@ from servers.fault_proxy import FaultProxy
 from servers.s3 import S3Server
 from small import fit_arguments
 
-from stream_pretrain.audit.compare_runs import ending
+from stream_pretrain.audit.compare_runs import read_final_state
 from stream_pretrain.storage.store import open_store
 
 
@@ -59,11 +59,11 @@ def metrics_of(bucket: str, place: Path) -> Path:
 
 def final(bucket: str) -> tuple[int, str, str]:
     """Step, digest and weights of the newest checkpoint in the bucket."""
-    from stream_pretrain.audit.compare_runs import hash_of
+    from stream_pretrain.audit.compare_runs import hash_tensors
     from stream_pretrain.checkpoint.read_model import read_model_state
 
     tensors, state = read_model_state(open_store(f"{bucket}/run"))
-    return state["step"], state["digest"], hash_of(tensors)
+    return state["step"], state["digest"], hash_tensors(tensors)
 
 
 def test_killed_and_gone_on_elsewhere_with_cold_caches(
@@ -94,7 +94,7 @@ def test_killed_and_gone_on_elsewhere_with_cold_caches(
     assert steps(metrics_of(bucket, tmp_path / "metrics")) == steps(whole)
     assert recorded(tmp_path / "samples") == recorded(whole.with_suffix(".samples"))
     assert not Path("s3:").exists()
-    assert ending(open_store(whole)).digest == end.digest
+    assert read_final_state(open_store(whole)).digest == end.digest
 
 
 def test_connections_that_break_do_not_change_what_comes_out(

@@ -41,7 +41,7 @@ def run(
         meter=Meter(),
         log_due=lambda step: step % 3 == 0,
         metrics=MetricsFile(path / "metrics.jsonl"),
-        sinks=open_sinks(loggers, directory=path / "logs", run_id="run-7", name="try"),
+        loggers=open_sinks(loggers, directory=path / "logs", run_id="run-7", name="try"),
     )
     begin = steps.start - 1
     observer.start(step=begin, tokens=begin * 10, resumed=resumed)
