@@ -162,7 +162,7 @@ def _after(owner: Any, name: str, act: Any) -> None:
 
 
 def _install(kill: Kill | None, record: str | None) -> None:
-    from stream_pretrain.train.trainer import Job
+    from stream_pretrain.train.trainer import Trainer
 
     trigger = _Trigger(kill)
     if record is not None:
@@ -172,11 +172,11 @@ def _install(kill: Kill | None, record: str | None) -> None:
             with Path(record).open("a") as file:
                 file.write(json.dumps([job.state.data_step + 1, ids]) + "\n")
 
-        _after(Job, "take", write)
-    _after(Job, "take", lambda *_: trigger.reached("taken"))
-    _after(Job, "update", lambda *_: trigger.reached("updated"))
-    _after(Job, "advance", lambda *_: trigger.reached("counted"))
-    _after(Job, "save", lambda *_: trigger.reached("saved"))
+        _after(Trainer, "next_batches", write)
+    _after(Trainer, "next_batches", lambda *_: trigger.reached("taken"))
+    _after(Trainer, "update", lambda *_: trigger.reached("updated"))
+    _after(Trainer, "advance", lambda *_: trigger.reached("counted"))
+    _after(Trainer, "save", lambda *_: trigger.reached("saved"))
     _after(os, "fsync", lambda *_: trigger.reached("fsync"))
     _after(os, "replace", lambda *_: trigger.reached("replace"))
     _after(os, "rename", lambda *_: trigger.reached("replace"))
