@@ -1,5 +1,4 @@
-"""A directory that is whole or absent. In: a target path. Out: a staging directory, renamed when
-the block succeeds."""
+"""Write a directory that is whole or absent."""
 
 from __future__ import annotations
 
@@ -15,10 +14,12 @@ from stream_pretrain.errors import ConfigError, Fault
 
 @contextmanager
 def new_directory(out: Path) -> Iterator[Path]:
-    """Yield a staging directory beside `out`; it becomes `out` if the block ends well and vanishes
-    if not.
+    """Yield a staging directory beside `out`, which is renamed to `out` when the block succeeds.
 
-    `ConfigError` where `out` exists and holds something.
+    It is removed when the block raises.
+
+    Raises:
+        ConfigError: `out` exists and holds something.
     """
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         remedy = "exists already; name a new directory"
@@ -35,7 +36,7 @@ def new_directory(out: Path) -> Iterator[Path]:
 
 
 def _sync(directory: Path) -> None:
-    """The files' bytes reach the disk before the name does."""
+    """Write the files to the disk before the directory gets its name."""
     for path in directory.iterdir():
         descriptor = os.open(path, os.O_RDONLY)
         try:

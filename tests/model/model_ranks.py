@@ -17,14 +17,10 @@ from model.shapes import SHAPES
 from torch import Tensor
 
 from stream_pretrain.config.sections import ModelConfig, OptimizerConfig
-from stream_pretrain.model.litgpt_model import (
-    ForwardSettings,
-    PretrainGPT,
-    build_model,
-    is_tied,
-    materialise,
-)
+from stream_pretrain.model.litgpt_model import PretrainGPT, is_tied
 from stream_pretrain.model.loss import token_loss
+from stream_pretrain.model.protocol import ForwardSettings
+from stream_pretrain.model.registry import build_model
 from stream_pretrain.optim.build_optimizer import build_optimizer
 from stream_pretrain.runtime.fsdp import BlockSharder
 
@@ -61,7 +57,8 @@ def main(rank: int, world_size: int, meeting: str, optimizer: str) -> None:
     sharded, alone = build("meta"), build("cpu")
     BlockSharder(world_size=world_size, group=world_size, device_type="cpu")(sharded, None)  # type: ignore[arg-type]
     sharded.to_empty(device="cpu")
-    materialise(sharded, seed=7)
+    sharded.reset_buffers()
+    sharded.init_weights(seed=7)
     assert is_tied(sharded)
     compare(sharded, alone, limit=0.0)
 

@@ -11,8 +11,10 @@ from model.shapes import SHAPES
 from torch import Tensor, nn
 
 from stream_pretrain.config.sections import ModelConfig, OptimizerConfig
-from stream_pretrain.model.litgpt_model import ForwardSettings, PretrainGPT, build_model
+from stream_pretrain.model.litgpt_model import PretrainGPT
 from stream_pretrain.model.loss import IGNORED_TARGET, LossSums, loss_by_stream, token_loss
+from stream_pretrain.model.protocol import ForwardSettings
+from stream_pretrain.model.registry import build_model
 from stream_pretrain.optim.build_optimizer import build_optimizer
 
 
