@@ -46,7 +46,9 @@ def load_user_code(name: str, *, path: str) -> Callable[..., Any]:
         raise _error(path, name, f"module {module_name} has no {attribute}{hint}")
     if not callable(value):
         raise _error(
-            path, name, f"{attribute} is of type {type(value).__name__}, must be a function or class"
+            path,
+            name,
+            f"{attribute} is of type {type(value).__name__}, must be a function or class",
         )
     loaded: Callable[..., Any] = value
     return loaded

@@ -105,7 +105,8 @@ class ModelConfig(Section):
     """The architecture. At least one of `name`, `config` and `init_from`."""
 
     name: str | None = None
-    """Any LitGPT config name, such as `pythia-160m`."""
+    """Any LitGPT config name, such as `pythia-160m`, or `module:factory` for a model of your own,
+    whose factory reads `config` as it likes."""
 
     config: Mapping[str, Any] | None = None
     """LitGPT `Config` fields. With `name` they replace that config's fields, alone they are the
@@ -265,8 +266,8 @@ class OptimizerConfig(Section):
     """The update rule."""
 
     name: str = "adamw"
-    """`adamw`, `muon` (hidden matrices; AdamW for the rest), or a class of `torch.optim` by path
-    (`torch.optim.Adafactor`)."""
+    """`adamw`, `muon` (hidden matrices; AdamW for the rest), a class of `torch.optim` by path
+    (`torch.optim.Adafactor`), or `module:name` for a class or function of your own."""
 
     lr: Positive
     """Peak learning rate."""

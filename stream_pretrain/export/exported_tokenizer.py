@@ -39,8 +39,12 @@ class ExportedTokenizer:
         config: dict[str, Any] = json.loads(files.get(CONFIG_FILE, b"{}"))
         tokenizer = _load(files)
         known = tokenizer.get_vocab(with_added_tokens=True)
-        eos = _special_token(config, "eos_token") or next((t for t in _EOS_TOKENS if t in known), None)
-        bos = _special_token(config, "bos_token") or next((t for t in _BOS_TOKENS if t in known), None)
+        eos = _special_token(config, "eos_token") or next(
+            (t for t in _EOS_TOKENS if t in known), None
+        )
+        bos = _special_token(config, "bos_token") or next(
+            (t for t in _BOS_TOKENS if t in known), None
+        )
         config.setdefault("tokenizer_class", "PreTrainedTokenizerFast")
         for key, token in (("eos_token", eos), ("bos_token", bos)):
             if token is not None:

@@ -1,8 +1,9 @@
 """Write a `TrainedModel` as a directory for `AutoModelForCausalLM.from_pretrained`.
 
-It holds `config.json`, safetensors in shards with an index, the tokenizer, `generation_config.json`. What
-Hugging Face cannot express is refused with the reason. The directory appears only after
-transformers, loading it, gave the same logits and the same token ids. Nothing is downloaded.
+It holds `config.json`, safetensors in shards with an index, the tokenizer and
+`generation_config.json`. What Hugging Face cannot express is refused with the reason. The directory
+appears only after transformers, loading it, gave the same logits and the same token ids. Nothing is
+downloaded.
 """
 
 from __future__ import annotations
@@ -76,7 +77,9 @@ def _config(trained: TrainedModel) -> dict[str, Any]:
 
 def _generation(config: dict[str, Any]) -> dict[str, Any]:
     """Return sampling settings that suit a pretrained model, and its special tokens."""
-    tokens = {key: config[key] for key in ("bos_token_id", "eos_token_id") if config[key] is not None}
+    tokens = {
+        key: config[key] for key in ("bos_token_id", "eos_token_id") if config[key] is not None
+    }
     pad = {"pad_token_id": config["eos_token_id"]} if config["eos_token_id"] is not None else {}
     return {**tokens, **pad, "do_sample": True, "temperature": 0.8, "top_k": 50}
 
@@ -144,8 +147,8 @@ def _check_tokenizer(directory: Path, tokenizer: ExportedTokenizer, *, location:
     ids = tokenizer.tokenizer().encode(_SAMPLE_TEXT).ids
     if theirs.encode(_SAMPLE_TEXT) != ids:
         raise CheckpointError(
-            f"{location}: transformers' tokenizer gives other ids than tokenizer.json, so it was not "
-            "written. Look for a tokenizer_class in tokenizer_config.json that changes them."
+            f"{location}: transformers' tokenizer gives other ids than tokenizer.json, so it was "
+            "not written. Look for a tokenizer_class in tokenizer_config.json that changes them."
         )
 
 

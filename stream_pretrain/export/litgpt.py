@@ -1,7 +1,7 @@
 """Write a `TrainedModel` as a directory for `litgpt generate`, `chat` and `evaluate`.
 
-It is flat: `lit_model.pth`, `model_config.yaml`, the tokenizer's files. The directory appears only after
-LitGPT's own network, loaded from it, gave the same logits.
+It is flat: `lit_model.pth`, `model_config.yaml`, the tokenizer's files. The directory appears only
+after LitGPT's own network, loaded from it, gave the same logits.
 """
 
 from __future__ import annotations

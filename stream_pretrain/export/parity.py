@@ -34,7 +34,9 @@ class Parity:
 
 
 @torch.no_grad()
-def compare(trained: TrainedModel, exported: Callable[[Tensor], Tensor], *, location: str) -> Parity:
+def compare(
+    trained: TrainedModel, exported: Callable[[Tensor], Tensor], *, location: str
+) -> Parity:
     """Compare the logits of `exported(ids)` with the trained network's.
 
     `location` names the exported directory in the message.
@@ -49,9 +51,9 @@ def compare(trained: TrainedModel, exported: Callable[[Tensor], Tensor], *, loca
     relative = largest / max(ours.std().item(), 1e-6)
     if not relative <= LIMIT:  # a NaN fails too
         raise CheckpointError(
-            f"{location}: its logits differ from the checkpoint's by {largest:.3g} ({relative:.3g} of "
-            f"their spread, limit {LIMIT:g}), so it was not written. Report the architecture of "
-            f"{trained.location}"
+            f"{location}: its logits differ from the checkpoint's by {largest:.3g} "
+            f"({relative:.3g} of their spread, limit {LIMIT:g}), so it was not written. Report the "
+            f"architecture of {trained.location}"
         )
     return Parity(largest=largest, relative=relative)
 

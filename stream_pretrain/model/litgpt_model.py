@@ -49,7 +49,9 @@ class _MaskedAttention:
         config = self.config
         width = config.head_size if config.latent_attention is None else config.qk_head_dim
         scale = (config.attention_scores_scalar or width) ** -0.5 * self.mscale**2
-        out = masked_attention(q, k, v, mask, scale=scale, softcap=config.attention_logit_softcapping)
+        out = masked_attention(
+            q, k, v, mask, scale=scale, softcap=config.attention_logit_softcapping
+        )
         return out.transpose(1, 2)
 
 

@@ -102,7 +102,9 @@ def loss_sums(
     )
 
 
-def _chunk_loss(hidden: Tensor, head: Head, targets: Tensor, z_weight: float) -> tuple[Tensor, Tensor]:
+def _chunk_loss(
+    hidden: Tensor, head: Head, targets: Tensor, z_weight: float
+) -> tuple[Tensor, Tensor]:
     """Return cross entropy and objective of one chunk by token: two tensors [N], float32."""
     logits = head(hidden).float()
     loss = functional.cross_entropy(logits, targets, reduction="none", ignore_index=IGNORED_TARGET)

@@ -1,11 +1,13 @@
 """What the trainer needs of a model, whoever wrote it.
 
-Two small protocols. `ModelDefinition` is the model as the configuration describes it: its facts,
-and how to build it. `LanguageModel` is the network itself: a `torch.nn.Module` with a loss. LitGPT's
-architectures are one implementation (`litgpt_definition`). A model of one's own is selected by
-`model.name: "module:factory"`; the factory is called with the `model` section (`ModelConfig`, whose
-`config` mapping holds whatever the factory wants) and returns a `ModelDefinition`. It raises
-`ConfigError` for values that it cannot use. For example, in `my_models.py`::
+There are two small protocols. `ModelDefinition` is the model as the configuration describes it: its
+facts, and how to build it. `LanguageModel` is the network itself: a `torch.nn.Module` with a loss.
+LitGPT's architectures are one implementation (`litgpt_definition`).
+
+A model of one's own is selected by `model.name: "module:factory"`. The factory is called with the
+`model` section (`ModelConfig`, whose `config` mapping holds whatever the factory wants) and returns
+a `ModelDefinition`. It raises `ConfigError` for values that it cannot use. For example, in
+`my_models.py`::
 
     class Bigram(nn.Module):
         def __init__(self, vocab_size, width, settings):
@@ -51,8 +53,8 @@ with the directory of `my_models.py` on PYTHONPATH. `loss_sums` is in `stream_pr
 
 Rules that the trainer's promises depend on:
 
-- The network is built on the meta device. Buffers that `state_dict` leaves out, and weights that are
-  one parameter under two names, are made again by `reset_buffers` once there is storage.
+- The network is built on the meta device. Buffers that `state_dict` leaves out, and weights that
+  are one parameter under two names, are made again by `reset_buffers` once there is storage.
 - First weights depend on the seed alone, not on the device, the number of ranks or the sharding:
   `initialize` and `fill_parameter` draw on the CPU and copy this rank's part.
 - `forward` is a function of its arguments: no state goes from one call to the next.
@@ -148,8 +150,9 @@ class LanguageModel(Protocol):
 class ModelDefinition(Protocol):
     """A model of the configuration that has not been built yet."""
 
-    supports: Collection[str]
-    """Keys of `SETTINGS` that this model implements; the others are refused where they are set."""
+    @property
+    def supports(self) -> Collection[str]:
+        """Keys of `SETTINGS` that this model implements; the others are refused where set."""
 
     def facts(self, *, seq_len: int | None = None) -> ModelFacts:
         """Return sizes and FLOPs per token at `seq_len` (None: the context); takes no memory.

@@ -31,8 +31,8 @@ def tokenizer_faults(directory: Path, of_data: bytes) -> list[Fault]:
     first = different[0]
     remedy = (
         f"its {TOKENIZER_FILE} is not the data's: {len(different):,} ids differ, such as {first} "
-        f"({theirs[first]!r} there, {ours[first]!r} in the data); convert the data with --tokenizer "
-        f"{directory}"
+        f"({theirs[first]!r} there, {ours[first]!r} in the data); convert the data with "
+        f"--tokenizer {directory}"
     )
     return [Fault(path="model.init_from", found=str(directory), remedy=remedy)]
 

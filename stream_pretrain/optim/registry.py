@@ -9,8 +9,9 @@ User code needs no entry either: `optimizer.name: "module:name"` names a class o
 - A class derived from `torch.optim.Optimizer` is treated as those of `torch.optim` are: `lr`,
   `betas`, `eps` and `optimizer.options` become its arguments, and unknown ones are faults.
 - A function is called as `function(parameters, optimizer)` with the trained parameters
-  (`NamedParameter`: name, tensor, role) and the `optimizer` section (`OptimizerConfig`), and returns
-  a `torch.optim.Optimizer`. `parameter_groups` makes the groups with and without weight decay::
+  (`NamedParameter`: name, tensor, role) and the `optimizer` section (`OptimizerConfig`), and
+  returns a `torch.optim.Optimizer`. `parameter_groups` makes the groups with and without weight
+  decay::
 
       def lion(parameters, optimizer):
           groups = parameter_groups(
@@ -49,6 +50,10 @@ BuildFunction: TypeAlias = "Callable[[Sequence[NamedParameter], OptimizerConfig]
 _PREFIX = "torch.optim."
 
 
+def _declares_device_decision(optimizer: Optimizer) -> bool:
+    return bool(getattr(optimizer, "decides_on_device", False))
+
+
 @dataclass(frozen=True, kw_only=True)
 class OptimizerEntry:
     """One optimizer.
@@ -56,14 +61,15 @@ class OptimizerEntry:
     `name`: the value of `optimizer.name`. `check`: returns every fault of the section, without a
     model. `build`: makes the parameter groups and the optimizer. `shardable`: its step works on
     parameters that FSDP2 shards. `decides_on_device`: whether the built optimizer honours
-    `found_inf`, so that the host need not wait for the gradient norm.
+    `found_inf`, so that the host need not wait for the gradient norm; by default its attribute of
+    that name says so.
     """
 
     name: str
     check: Callable[[OptimizerConfig], list[Fault]]
     build: BuildFunction
     shardable: bool = True
-    decides_on_device: Callable[[Optimizer], bool] = lambda _: False
+    decides_on_device: Callable[[Optimizer], bool] = _declares_device_decision
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,7 +93,7 @@ def class_entry(name: str, optimizer_class: type[Optimizer], facts: ClassFacts) 
         check=partial(_check_class, optimizer_class, facts),
         build=partial(_build_class, optimizer_class, facts),
         shardable=facts.shardable,
-        decides_on_device=_is_fused if facts.decides_when_fused else lambda _: False,
+        decides_on_device=_is_fused if facts.decides_when_fused else _declares_device_decision,
     )
 
 
@@ -123,10 +129,6 @@ def _is_fused(optimizer: Optimizer) -> bool:
     return all(group.get("fused") for group in optimizer.param_groups)
 
 
-def _declares_device_decision(optimizer: Optimizer) -> bool:
-    return bool(getattr(optimizer, "decides_on_device", False))
-
-
 TORCH_CLASSES = {
     "AdamW": ClassFacts(decoupled_decay=True, decides_when_fused=True),
     "Adam": ClassFacts(decides_when_fused=True),
@@ -142,12 +144,7 @@ TORCH_CLASSES = {
 
 OPTIMIZERS: tuple[OptimizerEntry, ...] = (
     class_entry("adamw", torch.optim.AdamW, TORCH_CLASSES["AdamW"]),
-    OptimizerEntry(
-        name="muon",
-        check=check_muon,
-        build=build_muon,
-        decides_on_device=_declares_device_decision,
-    ),
+    OptimizerEntry(name="muon", check=check_muon, build=build_muon),
 )
 """The optimizers that have a name of their own."""
 
@@ -166,8 +163,8 @@ def find_optimizer(name: str) -> OptimizerEntry:
 
 def _torch_entry(name: str) -> OptimizerEntry:
     class_name = name.removeprefix(_PREFIX)
-    found = getattr(torch.optim, class_name, None) if name.startswith(_PREFIX) else None
-    if not _is_optimizer_class(found):
+    named: Any = getattr(torch.optim, class_name, None) if name.startswith(_PREFIX) else None
+    if not _is_optimizer_class(named):
         raise _refused(name, _unknown_name_remedy(class_name))
     facts = TORCH_CLASSES.get(class_name, ClassFacts())
     if facts.refused:
@@ -175,7 +172,7 @@ def _torch_entry(name: str) -> OptimizerEntry:
     if class_name == "Muon":
         remedy = "it takes matrices only; write muon, which gives the rest of the model to AdamW"
         raise _refused(name, remedy)
-    return class_entry(name, found, facts)
+    return class_entry(name, named, facts)
 
 
 def _unknown_name_remedy(class_name: str) -> str:
@@ -205,7 +202,6 @@ def _user_entry(name: str) -> OptimizerEntry:
         name=name,
         check=check,
         build=partial(_build_user_optimizer, name, build),
-        decides_on_device=_declares_device_decision,
     )
 
 

@@ -32,8 +32,6 @@ def trained(
         if not tied
         else network.state_dict(),
         name=name,
-        definition=LitGPTDefinition(
-            Architecture(fields=asdict(network.config), tied=tied)
-        ),
+        definition=LitGPTDefinition(Architecture(fields=asdict(network.config), tied=tied)),
         tokenizer=ExportedTokenizer.of(byte_tokenizer_files()) if tokenizer else None,
     )

@@ -263,7 +263,9 @@ def test_tables_in_older_files_are_ignored(tmp_path: Path) -> None:
 
 def test_a_litgpt_checkpoint_that_lacks_or_adds_a_weight_is_refused(tmp_path: Path) -> None:
     network = build(LLAMA)
-    (tmp_path / "model_config.yaml").write_text(model_config_file(ModelConfig(config=LLAMA, tie_embeddings=False)))
+    (tmp_path / "model_config.yaml").write_text(
+        model_config_file(ModelConfig(config=LLAMA, tie_embeddings=False))
+    )
     weights = network.state_dict()
     weights["extra"] = weights.pop("transformer.ln_f.weight")
     torch.save(weights, tmp_path / "lit_model.pth")
