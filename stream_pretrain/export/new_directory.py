@@ -36,7 +36,7 @@ def new_directory(out: Path) -> Iterator[Path]:
 
 
 def _sync(directory: Path) -> None:
-    """Write the files to the disk before the directory gets its name."""
+    """The files' bytes reach the disk before the name does."""
     for path in directory.iterdir():
         descriptor = os.open(path, os.O_RDONLY)
         try:

@@ -6,8 +6,8 @@ LitGPT's architectures are one implementation (`litgpt_definition`).
 
 A model of one's own is selected by `model.name: "module:factory"`. The factory is called with the
 `model` section (`ModelConfig`, whose `config` mapping holds whatever the factory wants) and returns
-a `ModelDefinition`. It raises `ConfigError` for values that it cannot use. For example, in
-`my_models.py`::
+a `ModelDefinition`. It raises `ConfigError` for values that it cannot use, and may be called more
+than once. For example, in `my_models.py`::
 
     class Bigram(nn.Module):
         def __init__(self, vocab_size, width, settings):
@@ -59,6 +59,8 @@ Rules that the trainer's promises depend on:
   `initialize` and `fill_parameter` draw on the CPU and copy this rank's part.
 - `forward` is a function of its arguments: no state goes from one call to the next.
 - Everything that a resume needs is in `state_dict`.
+- Optimizers tell roles by shape and name: the head is called `lm_head`, embeddings are
+  `nn.Embedding`.
 
 Each checkpoint carries `model_config.yaml`, from which `generate` builds the network again: for a
 model of one's own it holds the factory's name and the `model` section (`registry` writes it).

@@ -1,4 +1,4 @@
-"""A checkpoint of any tiny architecture. In: its name. Out: `TrainedModel`."""
+"""Make a `TrainedModel` of any tiny architecture."""
 
 from __future__ import annotations
 

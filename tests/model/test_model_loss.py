@@ -31,8 +31,8 @@ def batch(samples: int = 3, length: int = 20) -> tuple[Tensor, Tensor]:
 
 def gradients(model: nn.Module, sums: LossSums) -> dict[str, Tensor]:
     names, parameters = zip(*model.named_parameters(), strict=True)
-    found = torch.autograd.grad(sums.objective, parameters)
-    return dict(zip(names, found, strict=True))
+    values = torch.autograd.grad(sums.objective, parameters)
+    return dict(zip(names, values, strict=True))
 
 
 def test_the_loss_is_a_sum_of_cross_entropies_and_a_count() -> None:

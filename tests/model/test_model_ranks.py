@@ -1,5 +1,4 @@
-"""A model sharded over two ranks starts with the same weights and learns the same as one
-process."""
+"""A model sharded over two ranks starts with the same weights and learns as in one process."""
 
 from __future__ import annotations
 

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 import json
+import os
 import re
+import subprocess
+import sys
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +23,7 @@ from stream_pretrain.checkpoint.read_model import read_model_state
 from stream_pretrain.cli import main
 from stream_pretrain.config.sections import ModelConfig
 from stream_pretrain.errors import ConfigError
+from stream_pretrain.model import protocol
 from stream_pretrain.model.registry import build_model, find_model, model_facts
 from stream_pretrain.storage.store import open_store
 
@@ -105,9 +111,9 @@ def test_export_says_that_it_is_not_litgpts(
 ) -> None:
     words = ["export", str(whole), "--format", form, "--out", str(tmp_path / "out")]
     assert main(words) == 2
-    said = capsys.readouterr().err
-    assert "model.own_model:running_mean, which is not a LitGPT architecture" in said
-    assert "read_model_state" in said
+    message = capsys.readouterr().err
+    assert "model.own_model:running_mean, which is not a LitGPT architecture" in message
+    assert "read_model_state" in message
     assert list(tmp_path.iterdir()) == []
 
 
@@ -190,3 +196,33 @@ def test_a_factorys_own_faults_come_with_the_others(
     assert done.code == 2
     assert "2 faults" in done.log
     assert "model.config.context: must be given" in done.log
+
+
+def test_the_example_in_the_documentation_trains(dataset: Path, tmp_path: Path) -> None:
+    """It is run with the imports and the numbers that it leaves out."""
+    text = inspect.cleandoc(protocol.__doc__ or "")
+    blocks = re.findall(r"(?m)^(?:    .*\n|\n)+", text)
+    code = "\n".join(textwrap.dedent(block) for block in blocks if "class Bigram" in block)
+    code = code.replace("ModelFacts(...)", FACTS)
+    (tmp_path / "my_models.py").write_text(IMPORTS + code)
+    values = {"vocab_size": 257, "width": 32}
+    changes = {**OWN, "model__name": "my_models:bigram", "model__config": values}
+    arguments = fit_arguments(dataset, tmp_path / "run", **changes, stop__max_steps=3)
+    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"}
+    command = [sys.executable, "-W", "ignore", "-m", "stream_pretrain.cli", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert len(steps(tmp_path / "run")) == 3
+
+
+IMPORTS = """
+import torch
+from torch import nn
+from stream_pretrain.model.init_weights import initialize
+from stream_pretrain.model.loss import loss_sums
+from stream_pretrain.schema import ModelFacts
+"""
+FACTS = """ModelFacts(
+    name="bigram", vocab_size=self.vocab_size, padded_vocab_size=self.vocab_size, block_size=64,
+    parameters=1, parameters_without_embeddings=1, layers=1, flops_per_token=1.0,
+)"""
