@@ -20,7 +20,7 @@ from stream_pretrain.config.yaml import parse_document
 from stream_pretrain.data.node.world_check import library_version
 from stream_pretrain.data.sample_order.fingerprint import fingerprint
 from stream_pretrain.errors import DataError
-from stream_pretrain.model.litgpt_model import model_facts
+from stream_pretrain.model.registry import model_facts
 from stream_pretrain.plan import Plan, plan
 from stream_pretrain.schema import World
 from stream_pretrain.storage.store import Store

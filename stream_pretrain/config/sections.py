@@ -106,7 +106,8 @@ class ModelConfig(Section):
     """The architecture. At least one of `name`, `config` and `init_from` must be given."""
 
     name: str | None = None
-    """Any LitGPT config name, such as `pythia-160m`."""
+    """Any LitGPT config name, such as `pythia-160m`, or `module:factory` for a model of your own,
+    whose factory reads `config` as it likes."""
 
     config: Mapping[str, Any] | None = None
     """LitGPT `Config` fields. With `name` they override the fields of that config, without it they
@@ -271,8 +272,8 @@ class OptimizerConfig(Section):
     """The optimizer."""
 
     name: str = "adamw"
-    """`adamw`, `muon` (hidden matrices; AdamW for the rest), or a class of `torch.optim` by path
-    (`torch.optim.Adafactor`)."""
+    """`adamw`, `muon` (hidden matrices; AdamW for the rest), a class of `torch.optim` by path
+    (`torch.optim.Adafactor`), or `module:name` for a class or function of your own."""
 
     lr: Positive
     """Peak learning rate."""

@@ -1,4 +1,5 @@
-"""A checkpoint -> something others can use: a LitGPT directory (`litgpt`), a Hugging Face directory
-(`huggingface`), each compared with the network it came from before it appears (`parity`), or a
-piece of text (`generate`).
+"""Turn a checkpoint of a run into something that others can use.
+
+`trained_model` reads the checkpoint. `litgpt` and `huggingface` write a directory, which `parity`
+compares with the network that it came from before it appears; `generate` samples text.
 """

@@ -1,5 +1,7 @@
-"""`stream-pretrain export` and `generate`. In: parsed arguments. Out: an exit code, lines on
-standard output."""
+"""The commands `stream-pretrain export` and `generate`.
+
+Each takes parsed arguments, prints to standard output and returns an exit code.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ _FORMATS = {"litgpt": export_litgpt, "huggingface": export_huggingface}
 
 
 def export(arguments: argparse.Namespace) -> int:
-    """Write the checkpoint as a directory that others load."""
+    """Write a checkpoint as a LitGPT or Hugging Face directory."""
     trained = read_trained_model(open_store(arguments.run, arguments.storage), arguments.step)
     out = Path(arguments.out)
     parity = _FORMATS[arguments.format](trained, out)
@@ -41,7 +43,7 @@ def export(arguments: argparse.Namespace) -> int:
 
 
 def generate(arguments: argparse.Namespace) -> int:
-    """Sample text after a prompt."""
+    """Print text that the model samples after a prompt."""
     trained = read_trained_model(open_store(arguments.run, arguments.storage), arguments.step)
     if trained.tokenizer is None:
         remedy = "this run has no tokenizer; set data.tokenizer, or convert the data with one"
@@ -55,7 +57,7 @@ def generate(arguments: argparse.Namespace) -> int:
     tokenizer = trained.tokenizer.tokenizer()
     prompt = tokenizer.encode(arguments.prompt, add_special_tokens=False).ids
     new = list(
-        _shown(trained, prompt, sampling, live=not arguments.as_json, prefix=arguments.prompt)
+        _generate(trained, prompt, sampling, live=not arguments.as_json, prefix=arguments.prompt)
     )
     if arguments.as_json:
         text = arguments.prompt + tokenizer.decode(new)
@@ -63,10 +65,10 @@ def generate(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _shown(
+def _generate(
     trained: TrainedModel, prompt: list[int], sampling: Sampling, *, live: bool, prefix: str
 ) -> list[int]:
-    """The new ids; with `live` their text is printed as it comes."""
+    """Return the new ids; with `live` print their text as it comes, after `prefix`."""
     assert trained.tokenizer is not None
     tokenizer = trained.tokenizer.tokenizer()
     new: list[int] = []

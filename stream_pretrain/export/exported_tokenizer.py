@@ -1,8 +1,7 @@
-"""A tokenizer's files -> what others need beside them. In: file contents. Out: `ExportedTokenizer`.
-Does not change ids.
+"""Complete a tokenizer's files for LitGPT and transformers.
 
-`tokenizer.json` goes out byte for byte. Only `tokenizer_config.json` is made where it is absent,
-since LitGPT and transformers learn from it which token ends a text.
+`tokenizer.json` is copied byte for byte, so ids do not change. `tokenizer_config.json` is created
+or completed, since LitGPT and transformers learn from it which token ends a text.
 """
 
 from __future__ import annotations
@@ -17,14 +16,17 @@ if TYPE_CHECKING:
 
 TOKENIZER_FILE = "tokenizer.json"
 CONFIG_FILE = "tokenizer_config.json"
-_ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|end▁of▁sentence|>", "[EOS]")
-_BEGINS = ("<|begin_of_text|>", "<s>", "<bos>", "<|begin▁of▁sentence|>", "[BOS]")
+_EOS_TOKENS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|end▁of▁sentence|>", "[EOS]")
+_BOS_TOKENS = ("<|begin_of_text|>", "<s>", "<bos>", "<|begin▁of▁sentence|>", "[BOS]")
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExportedTokenizer:
-    """`files`: name -> content, complete for LitGPT and transformers. Ids are None where there is
-    no such token."""
+    """A tokenizer as it is exported.
+
+    `files`: content by name, complete for LitGPT and transformers. `eos_id` and `bos_id` are None
+    where there is no such token.
+    """
 
     files: Mapping[str, bytes]
     vocab_size: int
@@ -33,12 +35,16 @@ class ExportedTokenizer:
 
     @classmethod
     def of(cls, files: Mapping[str, bytes]) -> ExportedTokenizer:
-        """The tokenizer in these files, `tokenizer_config.json` completed."""
+        """Return the tokenizer in these files, with `tokenizer_config.json` completed."""
         config: dict[str, Any] = json.loads(files.get(CONFIG_FILE, b"{}"))
-        tokenizer = _loaded(files)
+        tokenizer = _load(files)
         known = tokenizer.get_vocab(with_added_tokens=True)
-        eos = _named(config, "eos_token") or next((t for t in _ENDS if t in known), None)
-        bos = _named(config, "bos_token") or next((t for t in _BEGINS if t in known), None)
+        eos = _special_token(config, "eos_token") or next(
+            (t for t in _EOS_TOKENS if t in known), None
+        )
+        bos = _special_token(config, "bos_token") or next(
+            (t for t in _BOS_TOKENS if t in known), None
+        )
         config.setdefault("tokenizer_class", "PreTrainedTokenizerFast")
         for key, token in (("eos_token", eos), ("bos_token", bos)):
             if token is not None:
@@ -52,17 +58,17 @@ class ExportedTokenizer:
         )
 
     def tokenizer(self) -> Tokenizer:
-        """A new `tokenizers.Tokenizer`."""
-        return _loaded(self.files)
+        """Return a new `tokenizers.Tokenizer`."""
+        return _load(self.files)
 
 
-def _loaded(files: Mapping[str, bytes]) -> Tokenizer:
+def _load(files: Mapping[str, bytes]) -> Tokenizer:
     from tokenizers import Tokenizer
 
     return Tokenizer.from_str(files[TOKENIZER_FILE].decode())
 
 
-def _named(config: Mapping[str, Any], key: str) -> str | None:
+def _special_token(config: Mapping[str, Any], key: str) -> str | None:
     token = config.get(key)
     if isinstance(token, Mapping):
         token = token.get("content")

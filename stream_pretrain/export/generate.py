@@ -1,14 +1,14 @@
-"""A prompt -> text. In: `TrainedModel`, ids, sampling settings. Out: ids, one by one. For a quick
-look, not for serving.
+"""Sample token ids from a `TrainedModel`, one by one; for a quick look, not for serving.
 
-Each token is computed once: keys and values are kept where LitGPT can (no sliding window),
-otherwise the whole text is computed anew for each token.
+Keys and values are cached where LitGPT can do so (its architectures without a sliding window).
+Otherwise the whole text is computed again for each token.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from litgpt.config import Config  # type: ignore[import-untyped]
@@ -16,12 +16,15 @@ from litgpt.model import GPT  # type: ignore[import-untyped]
 from torch import Tensor
 
 from stream_pretrain.export.trained_model import TrainedModel
+from stream_pretrain.model.litgpt_definition import LitGPTDefinition
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
-    """`temperature` 0: always the likeliest token. `top_k` 0: all tokens. The seed decides
-    everything else."""
+    """How tokens are chosen.
+
+    `temperature` 0: always the likeliest token. `top_k` 0: of all tokens. `seed`: decides the rest.
+    """
 
     max_tokens: int
     temperature: float = 0.8
@@ -30,23 +33,23 @@ class Sampling:
 
 
 def generate_ids(trained: TrainedModel, prompt: Sequence[int], sampling: Sampling) -> Iterator[int]:
-    """New ids after `prompt`, until end-of-text (not yielded), `max_tokens`, or the context is
-    full.
+    """Yield new ids after `prompt`, until end-of-text (not yielded) or a limit.
 
-    An empty prompt starts from end-of-text, which is what a document follows in training.
+    The limits are `max_tokens` and the context. An empty prompt starts from end-of-text, which is
+    what a document follows in training.
     """
     tokenizer = trained.tokenizer
     eos_id = None if tokenizer is None else tokenizer.eos_id
     start = list(prompt) or [0 if eos_id is None else eos_id]
-    fields = trained.architecture.fields
-    start = start[-(fields["block_size"] - 1) :]
-    usable = fields["vocab_size"] if tokenizer is None else tokenizer.vocab_size
+    facts = trained.definition.facts()
+    start = start[-(facts.block_size - 1) :]
+    known_ids = facts.vocab_size if tokenizer is None else tokenizer.vocab_size
     generator = torch.Generator().manual_seed(sampling.seed)
-    room = min(sampling.max_tokens, fields["block_size"] - len(start))
-    logits_of = _Stepper(trained, length=len(start) + room)
+    limit = min(sampling.max_tokens, facts.block_size - len(start))
+    next_logits = _NextLogits(trained, length=len(start) + limit)
     ids = start
-    for _ in range(room):
-        logits_V = logits_of(ids)[:usable]
+    for _ in range(limit):
+        logits_V = next_logits(ids)[:known_ids]
         chosen = _choose(logits_V, sampling, generator)
         if chosen == eos_id:
             return
@@ -64,16 +67,17 @@ def _choose(logits_V: Tensor, sampling: Sampling, generator: torch.Generator) ->
     return int(torch.multinomial(shares_V, 1, generator=generator))
 
 
-class _Stepper:
-    """Logits of the next token for a growing list of ids."""
+class _NextLogits:
+    """Logits [V] of the next token for a growing list of ids."""
 
     def __init__(self, trained: TrainedModel, *, length: int) -> None:
-        fields = trained.architecture.fields
-        self._caches = fields["sliding_window_size"] is None
+        litgpt = isinstance(trained.definition, LitGPTDefinition)
+        fields = trained.architecture.fields if litgpt else {}
+        self._caches = litgpt and fields["sliding_window_size"] is None
         self._done = 0
         with torch.no_grad():
             if not self._caches:
-                self._network = trained.network()
+                self._network: Any = trained.network()
                 return
             self._network = GPT(Config(**fields)).eval()
             weights = {name: tensor.float() for name, tensor in trained.weights.items()}
@@ -85,9 +89,9 @@ class _Stepper:
     def __call__(self, ids: Sequence[int]) -> Tensor:
         if self._caches:
             new = torch.tensor([list(ids[self._done :])])
-            places = torch.arange(self._done, len(ids))
+            positions = torch.arange(self._done, len(ids))
             self._done = len(ids)
-            logits = self._network(new, places)
+            logits = self._network(new, positions)
         else:
             logits = self._network(torch.tensor([list(ids)]))
         last: Tensor = logits[0, -1].float()

@@ -1,9 +1,9 @@
-"""`TrainedModel` -> a directory for `AutoModelForCausalLM.from_pretrained`. In: weights. Out: a
-Hugging Face directory.
+"""Write a `TrainedModel` as a directory for `AutoModelForCausalLM.from_pretrained`.
 
-`config.json`, safetensors in shards with an index, the tokenizer, `generation_config.json`. What
-Hugging Face cannot express is refused with the reason. The directory appears only after
-transformers, loading it, gave the same logits and the same token ids. Nothing is fetched.
+It holds `config.json`, safetensors in shards with an index, the tokenizer and
+`generation_config.json`. What Hugging Face cannot express is refused with the reason. The directory
+appears only after transformers, loading it, gave the same logits and the same token ids. Nothing is
+downloaded.
 """
 
 from __future__ import annotations
@@ -35,7 +35,12 @@ _SAMPLE_TEXT = "The quick brown fox, 12 jumps;\n\tnaïve café — 東京 🙂"
 def export_huggingface(
     trained: TrainedModel, out: Path, *, shard_bytes: int = SHARD_BYTES
 ) -> Parity:
-    """Write `out`, or raise; how far transformers' logits were from ours."""
+    """Write `out` and return how far transformers' logits were from ours.
+
+    Raises:
+        ConfigError: Hugging Face cannot express the model, or `out` holds something.
+        CheckpointError: transformers' logits or token ids differ.
+    """
     config = _config(trained)
     network = trained.network()
     with new_directory(out) as staging:
@@ -46,18 +51,18 @@ def export_huggingface(
             if name != "generation_config.json":
                 (staging / name).write_bytes(content)
         if trained.tokenizer is not None:
-            _check_tokenizer(staging, trained.tokenizer, where=str(out))
-        return compare(trained, _Loaded(staging), where=str(out))
+            _check_tokenizer(staging, trained.tokenizer, location=str(out))
+        return compare(trained, _HuggingFaceModel(staging), location=str(out))
 
 
 def _config(trained: TrainedModel) -> dict[str, Any]:
-    dtype = str(trained.dtype()).removeprefix("torch.")
+    """Return `config.json`; `ConfigError` where Hugging Face cannot express the model."""
+    dtype = str(trained.weights["lm_head.weight"].dtype).removeprefix("torch.")
+    architecture = trained.architecture
     try:
-        config = to_hugging_face(
-            trained.architecture.fields, tied=trained.architecture.tied, dtype=dtype
-        )
+        config = to_hugging_face(architecture.fields, tied=architecture.tied, dtype=dtype)
     except ValueError as error:
-        name = trained.architecture.fields["name"] or "this architecture"
+        name = architecture.fields["name"] or "this architecture"
         remedy = f"cannot express {name}: {error}. Use --format litgpt"
         raise ConfigError.of(
             [Fault(path="--format", found="huggingface", remedy=remedy)]
@@ -71,10 +76,12 @@ def _config(trained: TrainedModel) -> dict[str, Any]:
 
 
 def _generation(config: dict[str, Any]) -> dict[str, Any]:
-    """Sampling that suits a pretrained model; its tokens."""
-    ends = {key: config[key] for key in ("bos_token_id", "eos_token_id") if config[key] is not None}
+    """Return sampling settings that suit a pretrained model, and its special tokens."""
+    tokens = {
+        key: config[key] for key in ("bos_token_id", "eos_token_id") if config[key] is not None
+    }
     pad = {"pad_token_id": config["eos_token_id"]} if config["eos_token_id"] is not None else {}
-    return {**ends, **pad, "do_sample": True, "temperature": 0.8, "top_k": 50}
+    return {**tokens, **pad, "do_sample": True, "temperature": 0.8, "top_k": 50}
 
 
 def _write_weights(
@@ -89,34 +96,34 @@ def _write_weights(
     )
     shards = list(_shards(tensors, shard_bytes))
     total = sum(t.numel() * t.element_size() for shard in shards for t in shard.values())
-    where: dict[str, str] = {}
-    for place, shard in enumerate(shards, start=1):
+    weight_map: dict[str, str] = {}
+    for number, shard in enumerate(shards, start=1):
         name = "model.safetensors"
         if len(shards) > 1:
-            name = f"model-{place:05d}-of-{len(shards):05d}.safetensors"
+            name = f"model-{number:05d}-of-{len(shards):05d}.safetensors"
         save_file(shard, staging / name, metadata={"format": "pt"})
-        where |= dict.fromkeys(shard, name)
+        weight_map |= dict.fromkeys(shard, name)
     if len(shards) > 1:
-        index = {"metadata": {"total_size": total}, "weight_map": where}
+        index = {"metadata": {"total_size": total}, "weight_map": weight_map}
         _write_json(staging / "model.safetensors.index.json", index)
 
 
 def _shards(tensors: Iterator[tuple[str, Tensor]], limit: int) -> Iterator[dict[str, Tensor]]:
-    """Tensors in groups of at most `limit` bytes; one that is larger is a group of its own."""
+    """Group tensors to at most `limit` bytes; one that is larger is a group of its own."""
     shard: dict[str, Tensor] = {}
     size = 0
     for name, tensor in tensors:
-        bytes_more = tensor.numel() * tensor.element_size()
-        if shard and size + bytes_more > limit:
+        nbytes = tensor.numel() * tensor.element_size()
+        if shard and size + nbytes > limit:
             yield shard
             shard, size = {}, 0
         shard[name] = tensor.contiguous()
-        size += bytes_more
+        size += nbytes
     yield shard
 
 
-class _Loaded:
-    """The directory as transformers loads it, in float32, without a network."""
+class _HuggingFaceModel:
+    """The model as transformers loads it from the directory, in float32, without the internet."""
 
     def __init__(self, directory: Path) -> None:
         model_class: Any = transformers().AutoModelForCausalLM
@@ -130,18 +137,18 @@ class _Loaded:
 
 
 def transformers() -> Any:
-    """The library, told before its import never to look anything up."""
+    """Import transformers, told beforehand not to use the internet."""
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     return importlib.import_module("transformers")
 
 
-def _check_tokenizer(directory: Path, tokenizer: ExportedTokenizer, *, where: str) -> None:
+def _check_tokenizer(directory: Path, tokenizer: ExportedTokenizer, *, location: str) -> None:
     theirs = transformers().AutoTokenizer.from_pretrained(directory, local_files_only=True)
     ids = tokenizer.tokenizer().encode(_SAMPLE_TEXT).ids
     if theirs.encode(_SAMPLE_TEXT) != ids:
         raise CheckpointError(
-            f"{where}: transformers' tokenizer gives other ids than tokenizer.json, so it was not "
-            "written. Look for a tokenizer_class in tokenizer_config.json that changes them."
+            f"{location}: transformers' tokenizer gives other ids than tokenizer.json, so it was "
+            "not written. Look for a tokenizer_class in tokenizer_config.json that changes them."
         )
 
 

@@ -1,8 +1,7 @@
-"""`TrainedModel` -> a directory for `litgpt generate`, `chat` and `evaluate`. In: weights. Out: a
-LitGPT checkpoint directory.
+"""Write a `TrainedModel` as a directory for `litgpt generate`, `chat` and `evaluate`.
 
-Flat: `lit_model.pth`, `model_config.yaml`, the tokenizer's files. The directory appears only after
-LitGPT's own network, loaded from it, gave the same logits.
+It is flat: `lit_model.pth`, `model_config.yaml`, the tokenizer's files. The directory appears only
+after LitGPT's own network, loaded from it, gave the same logits.
 """
 
 from __future__ import annotations
@@ -20,17 +19,23 @@ from stream_pretrain.model.pretrained_weights import LITGPT_WEIGHTS
 
 
 def export_litgpt(trained: TrainedModel, out: Path) -> Parity:
-    """Write `out`, or raise; how far LitGPT's logits were from ours."""
+    """Write `out` and return how far LitGPT's logits were from ours.
+
+    Raises:
+        ConfigError: the model is not a LitGPT architecture, or `out` holds something.
+        CheckpointError: LitGPT's logits differ.
+    """
+    architecture = trained.architecture
     with new_directory(out) as staging:
         torch.save(dict(trained.weights), staging / LITGPT_WEIGHTS)
-        (staging / MODEL_CONFIG).write_text(trained.architecture.to_yaml(), encoding="utf-8")
+        (staging / MODEL_CONFIG).write_text(architecture.to_yaml(), encoding="utf-8")
         for name, content in (trained.tokenizer.files if trained.tokenizer else {}).items():
             (staging / name).write_bytes(content)
-        return compare(trained, _logits_of(staging), where=str(out))
+        return compare(trained, _load(staging), location=str(out))
 
 
-def _logits_of(directory: Path) -> GPT:
-    """LitGPT's network as LitGPT's own commands load it, in float32."""
+def _load(directory: Path) -> GPT:
+    """Load the network as LitGPT's own commands do, in float32."""
     network = GPT(Config.from_file(directory / MODEL_CONFIG))
     weights = torch.load(directory / LITGPT_WEIGHTS, mmap=True, weights_only=True)
     network.load_state_dict(weights, strict=True)

@@ -1,5 +1,4 @@
-"""A directory that is whole or absent. In: a target path. Out: a staging directory, renamed when
-the block succeeds."""
+"""Write a directory that is whole or absent."""
 
 from __future__ import annotations
 
@@ -15,10 +14,12 @@ from stream_pretrain.system.paths import sync_path
 
 @contextmanager
 def new_directory(out: Path) -> Iterator[Path]:
-    """Yield a staging directory beside `out`; it becomes `out` if the block ends well and vanishes
-    if not.
+    """Yield a staging directory beside `out`, which is renamed to `out` when the block succeeds.
 
-    `ConfigError` where `out` exists and holds something.
+    It is removed when the block raises.
+
+    Raises:
+        ConfigError: `out` exists and holds something.
     """
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         remedy = "exists already; name a new directory"

@@ -1,5 +1,4 @@
-"""Two networks -> how far apart their logits are. In: `TrainedModel`, the exported network. Out:
-`Parity`, or an error.
+"""Compare the logits of an exported network with those of the trained one.
 
 Both compute in float32 on the CPU on the same ids. The limit is relative to the spread of the
 logits: float32 sums in another order differ by a few parts in a million, a wrong rotary base or a
@@ -24,34 +23,46 @@ _SAMPLES = 2
 
 @dataclass(frozen=True, kw_only=True)
 class Parity:
-    """`largest`: the largest difference of a logit. `relative`: divided by the logits' standard
-    deviation."""
+    """How far apart two networks are.
+
+    `largest`: the largest difference of a logit. `relative`: that divided by the standard deviation
+    of the logits.
+    """
 
     largest: float
     relative: float
 
 
 @torch.no_grad()
-def compare(trained: TrainedModel, exported: Callable[[Tensor], Tensor], *, where: str) -> Parity:
-    """Logits of `exported(ids)` against the trained network's; `CheckpointError` beyond the
-    limit."""
+def compare(
+    trained: TrainedModel, exported: Callable[[Tensor], Tensor], *, location: str
+) -> Parity:
+    """Compare the logits of `exported(ids)` with the trained network's.
+
+    `location` names the exported directory in the message.
+
+    Raises:
+        CheckpointError: they differ by more than `LIMIT`.
+    """
     ids_BT = sample_ids(trained)
     ours = trained.network()(ids_BT)
     theirs = exported(ids_BT).float()
     largest = (ours - theirs).abs().max().item()
     relative = largest / max(ours.std().item(), 1e-6)
-    if not relative <= LIMIT:  # a NaN is no parity either
+    if not relative <= LIMIT:  # a NaN fails too
         raise CheckpointError(
-            f"{where}: its logits differ from the checkpoint's by {largest:.3g} ({relative:.3g} of "
-            f"their spread, limit {LIMIT:g}), so it was not written. Report the architecture of "
-            f"{trained.where}"
+            f"{location}: its logits differ from the checkpoint's by {largest:.3g} "
+            f"({relative:.3g} of their spread, limit {LIMIT:g}), so it was not written. Report the "
+            f"architecture of {trained.location}"
         )
     return Parity(largest=largest, relative=relative)
 
 
 def sample_ids(trained: TrainedModel) -> Tensor:
-    """The ids that are compared: the same ones each time, longer than any sliding window where
-    possible."""
+    """Return the ids [2, T] that are compared, the same ones each time.
+
+    They are longer than a sliding window where the context allows.
+    """
     fields = trained.architecture.fields
     window = fields["sliding_window_size"] or 0
     length = min(fields["block_size"], max(_LENGTH, min(window + 16, 1024)))

@@ -1,7 +1,7 @@
-"""A run directory -> what is exported. In: a store, a step. Out: `TrainedModel`. Verifies through
-the checkpoint's receipt.
+"""Read what is exported from a run directory: weights, model definition and tokenizer.
 
-Needs no process group and no GPU; everything is held in memory once, on the CPU.
+Files are checked against the checkpoint's receipt. Needs no process group and no GPU; everything is
+held in memory once, on the CPU.
 """
 
 from __future__ import annotations
@@ -10,16 +10,18 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-import torch
 from torch import Tensor
 
 from stream_pretrain.checkpoint.layout import CHECKPOINTS, step_name
 from stream_pretrain.checkpoint.read_model import read_model_files, read_model_state
-from stream_pretrain.errors import CheckpointError
+from stream_pretrain.errors import CheckpointError, ConfigError, Fault
 from stream_pretrain.export.exported_tokenizer import TOKENIZER_FILE, ExportedTokenizer
 from stream_pretrain.model.architecture import Architecture
-from stream_pretrain.model.litgpt_model import PretrainGPT, build_network, materialise
+from stream_pretrain.model.litgpt_definition import LitGPTDefinition
+from stream_pretrain.model.protocol import ModelDefinition
+from stream_pretrain.model.registry import build_on_meta, read_model_config_file
 from stream_pretrain.schema import TOKENIZER_DIR
 from stream_pretrain.storage.store import Store
 
@@ -28,60 +30,80 @@ MODEL_CONFIG = "model_config.yaml"
 
 @dataclass(frozen=True, kw_only=True)
 class TrainedModel:
-    """A checkpoint's weights (LitGPT names), architecture and tokenizer (None where the run had
-    none)."""
+    """A checkpoint of a model.
+
+    `location`: path or URL of the checkpoint. `weights`: whole tensors by the network's own names.
+    `name`: of the model. `tokenizer`: None where the run had none.
+    """
 
     step: int
-    where: str
+    location: str
     weights: Mapping[str, Tensor]
-    architecture: Architecture
+    name: str
+    definition: ModelDefinition
     tokenizer: ExportedTokenizer | None
 
-    def network(self) -> PretrainGPT:
-        """The network with these weights, in evaluation mode, float32."""
-        made = build_network(self.architecture)
+    @property
+    def architecture(self) -> Architecture:
+        """The LitGPT architecture.
+
+        Raises:
+            ConfigError: the model is not one of LitGPT's.
+        """
+        if isinstance(self.definition, LitGPTDefinition):
+            return self.definition.architecture
+        remedy = (
+            f"cannot express {self.name}, which is not a LitGPT architecture; read its weights "
+            "with stream_pretrain.checkpoint.read_model.read_model_state"
+        )
+        raise ConfigError.of([Fault(path="--format", found="", remedy=remedy)])
+
+    def network(self) -> Any:
+        """Return the network (a `LanguageModel`) with these weights, for evaluation, in float32."""
+        made = build_on_meta(self.definition, name=self.name)
         made.to_empty(device="cpu")
-        materialise(made, seed=0, fill=False)
+        made.reset_buffers()
         weights = {name: tensor.float() for name, tensor in self.weights.items()}
         made.load_state_dict(weights, strict=True)
         made.eval()
         return made
 
-    def dtype(self) -> torch.dtype:
-        """The dtype in which the weights were trained."""
-        return self.weights["lm_head.weight"].dtype
-
 
 def read_trained_model(run: Store, step: int | None) -> TrainedModel:
-    """The checkpoint of `step`, or the newest whole one; `CheckpointError` where there is none."""
+    """Read the checkpoint of `step`, or the newest whole one.
+
+    Raises:
+        CheckpointError: there is none, or it does not say which model it is of.
+        ConfigError: the model is the user's code, which cannot be imported.
+    """
     weights, state = read_model_state(run, step)
     chosen = int(state["step"])
-    place = run.child(f"{CHECKPOINTS}/{step_name(chosen)}")
+    checkpoint = run.child(f"{CHECKPOINTS}/{step_name(chosen)}")
     with tempfile.TemporaryDirectory(prefix="export-") as directory:
         into = Path(directory)
         read_model_files(run, chosen, (MODEL_CONFIG, TOKENIZER_DIR), into)
         if not (into / MODEL_CONFIG).is_file():
             raise CheckpointError(
-                f"{place.url(MODEL_CONFIG)}: absent, so the architecture is unknown. "
+                f"{checkpoint.url(MODEL_CONFIG)}: absent, so the architecture is unknown. "
                 "Use another checkpoint."
             )
-        architecture = Architecture.from_yaml((into / MODEL_CONFIG).read_bytes())
-        found = {path.name: path.read_bytes() for path in (into / TOKENIZER_DIR).glob("*")}
+        name, definition = read_model_config_file((into / MODEL_CONFIG).read_bytes())
+        files = {path.name: path.read_bytes() for path in (into / TOKENIZER_DIR).glob("*")}
+    if isinstance(definition, LitGPTDefinition) and definition.architecture.tied:
+        weights = _with_both_names(weights)
     return TrainedModel(
         step=chosen,
-        where=place.location,
-        weights=_with_tied(weights, tied=architecture.tied),
-        architecture=architecture,
-        tokenizer=ExportedTokenizer.of(found) if TOKENIZER_FILE in found else None,
+        location=checkpoint.location,
+        weights=weights,
+        name=name,
+        definition=definition,
+        tokenizer=ExportedTokenizer.of(files) if TOKENIZER_FILE in files else None,
     )
 
 
-def _with_tied(weights: Mapping[str, Tensor], *, tied: bool) -> dict[str, Tensor]:
-    """Both names of a tied matrix as one tensor, whichever of them the checkpoint kept."""
-    complete = dict(weights)
+def _with_both_names(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the weights with a tied matrix under both names, whichever the checkpoint kept."""
     head, embedding = "lm_head.weight", "transformer.wte.weight"
-    if tied:
-        shared = complete.get(head, complete.get(embedding))
-        assert shared is not None
-        complete |= {head: shared, embedding: shared}
-    return complete
+    shared = weights.get(head, weights.get(embedding))
+    assert shared is not None
+    return {**weights, head: shared, embedding: shared}

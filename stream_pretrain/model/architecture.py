@@ -1,8 +1,8 @@
-"""`ModelConfig` -> every field of a LitGPT `Config`. In: a name, fields or a directory. Out:
-`Architecture`. No torch.
+"""Resolve the `model` section to every field of a LitGPT `Config`, without torch.
 
-LitGPT's package costs seconds to import, its `config.py` alone a few milliseconds, so that file is
-loaded by its path.
+The section names a LitGPT config, gives fields, or names a checkpoint directory. LitGPT's package
+costs seconds to import, its `config.py` alone a few milliseconds, so that file is loaded by its
+path.
 """
 
 from __future__ import annotations
@@ -30,36 +30,47 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Architecture:
-    """`fields`: every field of a LitGPT `Config`. `tied`: embedding and head are one matrix."""
+    """A complete LitGPT `Config`.
+
+    `fields`: every field of it. `tied`: embedding and head are one matrix.
+    """
 
     fields: Mapping[str, Any]
     tied: bool
 
     def to_yaml(self) -> str:
-        """LitGPT's `model_config.yaml`; whether weights are tied is recorded in its `hf_config`."""
+        """Return LitGPT's `model_config.yaml`, with whether weights are tied in its `hf_config`."""
         return str(yaml.safe_dump(with_tie_recorded(self.fields, tied=self.tied), sort_keys=True))
 
     @classmethod
     def from_yaml(cls, text: str | bytes) -> Architecture:
         """Read a `model_config.yaml`, ours or LitGPT's own."""
-        return _complete(None, dict(yaml.safe_load(text)), tie=None, path="model.init_from")
+        return _complete_fields(None, dict(yaml.safe_load(text)), tie=None, path="model.init_from")
 
 
 def resolve(model: ModelConfig) -> Architecture:
-    """What `name`, `config` (whose fields replace the name's) or, without both, the directory
-    `init_from` stand for.
+    """Return the architecture that the section describes.
 
-    Raises `ConfigError` for an unknown name or field, and for fields that contradict one another.
+    That is `name`, `config` (whose fields replace the name's) or, without both, the directory
+    `init_from`.
+
+    Raises:
+        ConfigError: an unknown name or field, or fields that contradict one another.
     """
     if model.name is None and model.config is None and model.init_from is not None:
         given = fields_in(Path(model.init_from))
-        return _complete(None, given, tie=model.tie_embeddings, path="model.init_from")
-    return _complete(model.name, dict(model.config or {}), tie=model.tie_embeddings)
+        return _complete_fields(None, given, tie=model.tie_embeddings, path="model.init_from")
+    return _complete_fields(model.name, dict(model.config or {}), tie=model.tie_embeddings)
 
 
 def fields_in(directory: Path) -> dict[str, Any]:
-    """`Config` fields of a LitGPT (`model_config.yaml`) or Hugging Face (`config.json`) checkpoint
-    directory."""
+    """Return the `Config` fields of a checkpoint directory.
+
+    It is LitGPT's (`model_config.yaml`) or Hugging Face's (`config.json`).
+
+    Raises:
+        ConfigError: neither file is there, or it cannot be used.
+    """
     ours, theirs = directory / "model_config.yaml", directory / "config.json"
     try:
         if ours.is_file():
@@ -74,7 +85,7 @@ def fields_in(directory: Path) -> dict[str, Any]:
     raise _refused("model.init_from", str(directory), remedy)
 
 
-def _complete(
+def _complete_fields(
     name: str | None, given: dict[str, Any], *, tie: bool | None, path: str = "model.config"
 ) -> Architecture:
     module = _litgpt_config()
@@ -102,8 +113,10 @@ def _refused(path: str, found: str, remedy: str) -> ConfigError:
 
 
 def known_names() -> list[str]:
-    """Every name that `model.name` may have: LitGPT's own and, with a slash, Hugging Face's,
-    sorted."""
+    """Return every LitGPT name that `model.name` may have, sorted.
+
+    These are LitGPT's own names and, with a slash, Hugging Face's.
+    """
     module = _litgpt_config()
     names = set(module.name_to_config)
     for entry in module.configs:
@@ -134,7 +147,7 @@ def _unknown_field(path: str, key: str, value: object) -> Fault:
 
 @cache
 def _litgpt_config() -> ModuleType:
-    """LitGPT's `config.py`, loaded by path under a name of our own."""
+    """Return LitGPT's `config.py`, loaded by path under a name of this package."""
     if "litgpt.config" in sys.modules:
         return sys.modules["litgpt.config"]
     package = importlib.util.find_spec("litgpt")

@@ -1,5 +1,4 @@
-"""Token ids -> who may attend to whom. In: ids [B, T]. Out: masks and positions. Does not touch
-weights or ids.
+"""Masks and positions for attention, and attention under such masks.
 
 Documents: an end-of-text id opens the next document. It is the first token of what follows it, at
 position 0, so every target stays in use: the last token of a document predicts end-of-text, and
@@ -26,13 +25,13 @@ from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex
 AttentionMask = Tensor | BlockMask | None
 
 
-def documents_of(ids_BT: Tensor, eos_id: int) -> Tensor:
-    """Which document of its sample each token belongs to, from 0: [B, T] int64."""
+def document_ids(ids_BT: Tensor, eos_id: int) -> Tensor:
+    """Return the number of each token's document within its sample, from 0: [B, T] int64."""
     return (ids_BT == eos_id).long().cumsum(1)
 
 
-def positions_of(documents_BT: Tensor) -> Tensor:
-    """Position of each token within its document: [B, T] int64."""
+def document_positions(documents_BT: Tensor) -> Tensor:
+    """Return the position of each token within its document: [B, T] int64."""
     index_T = torch.arange(documents_BT.size(1), device=documents_BT.device)
     opens = torch.ones_like(documents_BT, dtype=torch.bool)
     opens[:, 1:] = documents_BT[:, 1:] != documents_BT[:, :-1]
@@ -46,8 +45,10 @@ def attention_mask(
     documents_BT: Tensor | None = None,
     window: int | None = None,
 ) -> AttentionMask:
-    """Causal, within documents where given, and no further back than `window` positions where
-    given."""
+    """Return a causal mask, within documents and at most `window` positions back where given.
+
+    `documents_BT` are document numbers as `document_ids` returns them.
+    """
     if documents_BT is None and (window is None or window >= length):
         return None
     if device.type == "cuda":
@@ -79,7 +80,7 @@ def _block_mask(
     return create_block_mask(allowed, batch, None, length, length, device=device)
 
 
-def attend(
+def masked_attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -88,8 +89,10 @@ def attend(
     scale: float,
     softcap: float | None,
 ) -> Tensor:
-    """Softmax attention over [B, H, T, width] tensors. `softcap` bounds the scores: `cap *
-    tanh(score / cap)`."""
+    """Compute softmax attention over [B, H, T, width] tensors.
+
+    `softcap` bounds the scores: `cap * tanh(score / cap)`.
+    """
     if isinstance(mask, BlockMask):
         return _flex(query, key, value, mask, scale=scale, softcap=softcap)
     if softcap is None:
@@ -117,8 +120,7 @@ def _flex(
         assert softcap is not None
         return softcap * torch.tanh(score / softcap)
 
-    # uncompiled, flex attention computes every score; inside a compiled block it is compiled with
-    # it
+    # uncompiled, flex attention computes every score; a compiled block compiles it too
     kernel: Any = flex_attention if torch.compiler.is_compiling() else _compiled_flex()
     score_mod = None if softcap is None else capped
     out: Tensor = kernel(query, key, value, block_mask=mask, score_mod=score_mod, scale=scale)

@@ -1,10 +1,9 @@
-"""LitGPT `Config` fields <-> Hugging Face `config.json`. In: plain dicts. Out: plain dicts, or the
-reasons why not. No torch.
+"""Translate between LitGPT `Config` fields and Hugging Face's `config.json`, both plain dicts.
 
-A family is chosen by structure, not by name. Each lists the fields of LitGPT's `Config` that its
-Hugging Face class can express; any other field must have the value that means "absent", else the
-field is a reason to refuse. What is read from a `config.json` is translated back and compared, so
-that nothing is dropped in silence.
+A family (Hugging Face model type) is chosen by structure, not by name. Each lists the fields of
+LitGPT's `Config` that its Hugging Face class can express; any other field must have the value that
+means "absent", else the architecture is refused with the reason. What is read from a `config.json`
+is translated back and compared, so that nothing is dropped silently. Loads no torch.
 """
 
 from __future__ import annotations
@@ -49,51 +48,54 @@ ABSENT: Fields = {
 class HFFamily:
     """One Hugging Face model type.
 
-    `needs`: fields that must have exactly this value. `can`: fields that it expresses (the sizes
-    always count). `write`: the keys of `config.json` beyond those of all families. `read`: the way
-    back. `unit_offset`: its norms multiply by 1 + weight.
+    `required`: fields that must have exactly this value. `optional`: fields that may have any value
+    (sizes always may). `write`: returns the keys of `config.json` beyond those of all families.
+    `read`: returns LitGPT's fields for them. `unit_offset`: its norms multiply by 1 + weight.
     """
 
     model_type: str
     causal_lm: str
-    needs: Fields
-    can: tuple[str, ...] = ()
+    required: Fields
+    optional: tuple[str, ...] = ()
     write: Callable[[Fields], dict[str, Any]]
     read: Callable[[Fields], dict[str, Any]]
     unit_offset: bool = False
 
 
-def family_of(fields: Fields) -> HFFamily:
-    """The family whose blocks are shaped like this; a `ValueError` lists why the nearest one does
-    not fit."""
-    reasons = {family.model_type: reasons_against(family, fields) for family in FAMILIES}
+def find_family(fields: Fields) -> HFFamily:
+    """Return the family whose blocks have this structure.
+
+    Raises:
+        ValueError: none has; the message lists why the nearest one does not fit.
+    """
+    reasons = {family.model_type: incompatibilities(family, fields) for family in FAMILIES}
     nearest = min(FAMILIES, key=lambda family: len(reasons[family.model_type]))
-    if against := reasons[nearest.model_type]:
-        raise ValueError(f"not even {nearest.model_type} can express it: {'; '.join(against)}")
+    if why := reasons[nearest.model_type]:
+        raise ValueError(f"not even {nearest.model_type} can express it: {'; '.join(why)}")
     return nearest
 
 
-def reasons_against(family: HFFamily, fields: Fields) -> list[str]:
-    """Why `family` cannot express these fields; empty where it can."""
+def incompatibilities(family: HFFamily, fields: Fields) -> list[str]:
+    """Return the reasons why `family` cannot express these fields; empty where it can."""
     reasons = [
         f"{key} is {fields[key]!r}, must be {value!r}"
-        for key, value in family.needs.items()
+        for key, value in family.required.items()
         if fields[key] != value
     ]
     reasons += [
         f"{key} is {fields[key]!r}, {family.model_type} has nothing like it"
         for key, value in ABSENT.items()
-        if key not in family.needs and key not in family.can and fields[key] != value
+        if key not in family.required and key not in family.optional and fields[key] != value
     ]
     if family.unit_offset != ("Gemma" in fields["name"]):
         reasons.append(f"norms of a config named {fields['name']!r} are shaped otherwise")
-    if reason := hf_rope.reason_against(fields):
+    if reason := hf_rope.incompatibility(fields):
         reasons.append(reason)
-    reasons += _shape_reasons(family, fields)
+    reasons += _shape_incompatibilities(family, fields)
     return reasons
 
 
-def _shape_reasons(family: HFFamily, fields: Fields) -> list[str]:
+def _shape_incompatibilities(family: HFFamily, fields: Fields) -> list[str]:
     reasons = []
     slides = (fields["sliding_window_indices"] or [])[: fields["n_layer"]]
     if family.model_type == "gpt_neox":
@@ -117,9 +119,12 @@ def _shape_reasons(family: HFFamily, fields: Fields) -> list[str]:
 
 
 def to_hugging_face(fields: Fields, *, tied: bool, dtype: str) -> dict[str, Any]:
-    """`config.json` for these fields; `ValueError` with the reasons where nothing can express
-    them."""
-    family = family_of(fields)
+    """Return the content of `config.json` for these fields.
+
+    Raises:
+        ValueError: no family can express them; the message has the reasons.
+    """
+    family = find_family(fields)
     return {
         "architectures": [family.causal_lm],
         "model_type": family.model_type,
@@ -136,8 +141,11 @@ def to_hugging_face(fields: Fields, *, tied: bool, dtype: str) -> dict[str, Any]
 
 
 def from_hugging_face(config: Fields) -> dict[str, Any]:
-    """LitGPT `Config` fields for a `config.json`; `ValueError` with the reason where LitGPT cannot
-    express it."""
+    """Return the LitGPT `Config` fields for a `config.json`.
+
+    Raises:
+        ValueError: LitGPT cannot express it; the message has the reason.
+    """
     known = {family.model_type: family for family in FAMILIES}
     family = known.get(str(config.get("model_type")))
     if family is None:
@@ -157,16 +165,16 @@ def from_hugging_face(config: Fields) -> dict[str, Any]:
         "n_layer": config["num_hidden_layers"],
         "n_head": config["num_attention_heads"],
         "block_size": config["max_position_embeddings"],
-        **family.needs,
+        **family.required,
         **family.read(config),
     }
-    if lost := _lost(config, fields):
-        raise ValueError(f"LitGPT cannot express {'; '.join(lost)}")
+    if changed := _changed_keys(config, fields):
+        raise ValueError(f"LitGPT cannot express {'; '.join(changed)}")
     return fields
 
 
-def _lost(config: Fields, fields: Fields) -> list[str]:
-    """Keys of a `config.json` that come back otherwise after a translation to LitGPT and back."""
+def _changed_keys(config: Fields, fields: Fields) -> list[str]:
+    """Return the keys of a `config.json` that a translation to LitGPT and back changes."""
     unset = dict.fromkeys(_OPTIONAL) | {"rope_condense_ratio": 1}
     back = to_hugging_face({**ABSENT, **unset, **fields}, tied=False, dtype="float32")
     return [
@@ -205,53 +213,53 @@ _GEMMA_BLOCK = {
     "scale_embeddings": True,
     "gelu_approximate": "tanh",
 }
-_SANDWICH = {"post_attention_norm": True, "post_mlp_norm": True}
+_POST_NORMS = {"post_attention_norm": True, "post_mlp_norm": True}
 _PLAIN = {"parallel_residual": False, "rotary_percentage": 1.0, "bias": False}
 
 FAMILIES: tuple[HFFamily, ...] = (
     HFFamily(
         model_type="mistral",
         causal_lm="MistralForCausalLM",
-        needs={**_LLAMA_BLOCK, **_PLAIN},
-        can=("sliding_window_size",),
+        required={**_LLAMA_BLOCK, **_PLAIN},
+        optional=("sliding_window_size",),
         write=hf_config_fields.write_mistral,
         read=hf_config_fields.read_mistral,
     ),
     HFFamily(
         model_type="llama",
         causal_lm="LlamaForCausalLM",
-        needs={"norm_class_name": "RMSNorm", "mlp_class_name": "LLaMAMLP"}
+        required={"norm_class_name": "RMSNorm", "mlp_class_name": "LLaMAMLP"}
         | {"parallel_residual": False, "rotary_percentage": 1.0},
-        can=("bias", "attn_bias"),
+        optional=("bias", "attn_bias"),
         write=hf_config_fields.write_llama,
         read=hf_config_fields.read_llama,
     ),
     HFFamily(
         model_type="gpt_neox",
         causal_lm="GPTNeoXForCausalLM",
-        needs={"norm_class_name": "LayerNorm", "mlp_class_name": "GptNeoxMLP", "bias": True},
-        can=("parallel_residual", "rotary_percentage", "gelu_approximate", "attn_bias"),
+        required={"norm_class_name": "LayerNorm", "mlp_class_name": "GptNeoxMLP", "bias": True},
+        optional=("parallel_residual", "rotary_percentage", "gelu_approximate", "attn_bias"),
         write=hf_config_fields.write_neox,
         read=hf_config_fields.read_neox,
     ),
     HFFamily(
         model_type="qwen2",
         causal_lm="Qwen2ForCausalLM",
-        needs={**_LLAMA_BLOCK, **_PLAIN, "attn_bias": True},
+        required={**_LLAMA_BLOCK, **_PLAIN, "attn_bias": True},
         write=hf_config_fields.write_llama,
         read=hf_config_fields.read_heads,
     ),
     HFFamily(
         model_type="qwen3",
         causal_lm="Qwen3ForCausalLM",
-        needs={**_LLAMA_BLOCK, **_PLAIN, "norm_qk": True},
+        required={**_LLAMA_BLOCK, **_PLAIN, "norm_qk": True},
         write=hf_config_fields.write_llama,
         read=hf_config_fields.read_heads,
     ),
     HFFamily(
         model_type="gemma",
         causal_lm="GemmaForCausalLM",
-        needs={**_GEMMA_BLOCK, **_PLAIN},
+        required={**_GEMMA_BLOCK, **_PLAIN},
         write=hf_config_fields.write_gemma,
         read=hf_config_fields.read_gemma,
         unit_offset=True,
@@ -259,8 +267,8 @@ FAMILIES: tuple[HFFamily, ...] = (
     HFFamily(
         model_type="gemma2",
         causal_lm="Gemma2ForCausalLM",
-        needs={**_GEMMA_BLOCK, **_PLAIN, **_SANDWICH},
-        can=(
+        required={**_GEMMA_BLOCK, **_PLAIN, **_POST_NORMS},
+        optional=(
             "attention_scores_scalar",
             "sliding_window_size",
             "attention_logit_softcapping",
@@ -273,8 +281,8 @@ FAMILIES: tuple[HFFamily, ...] = (
     HFFamily(
         model_type="gemma3_text",
         causal_lm="Gemma3ForCausalLM",
-        needs={**_GEMMA_BLOCK, **_PLAIN, **_SANDWICH, "norm_qk": True},
-        can=(
+        required={**_GEMMA_BLOCK, **_PLAIN, **_POST_NORMS, "norm_qk": True},
+        optional=(
             "attention_scores_scalar",
             "sliding_window_size",
             "final_logit_softcapping",
@@ -285,4 +293,4 @@ FAMILIES: tuple[HFFamily, ...] = (
         unit_offset=True,
     ),
 )
-"""At most one fits. Of those that nearly fit the first is named in a refusal."""
+"""At most one fits. The message of a refusal names the nearest one, the first of several."""

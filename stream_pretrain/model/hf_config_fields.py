@@ -1,8 +1,8 @@
-"""The keys of `config.json` that differ by family <-> LitGPT fields. In: plain dicts. Out: plain
-dicts. Decides nothing: `families` says which pair of functions belongs to which model type.
+"""Translate the keys of `config.json` that differ by family to LitGPT fields and back.
 
-`write_*` takes complete fields and gives keys, `read_*` the way back; `ValueError` for a value that
-LitGPT has no field for.
+`write_*` takes complete LitGPT fields and returns keys of `config.json`; `read_*` does the reverse
+and raises a `ValueError` for a value that LitGPT has no field for. `hf_config.FAMILIES` says which
+functions belong to which model type.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Fields = Mapping[str, Any]
 
 
 def write_neox(fields: Fields) -> dict[str, Any]:
-    """Keys beyond those of all families."""
+    """Return the keys of `config.json` that GPT-NeoX has beyond those of all families."""
     return {
         "layer_norm_eps": fields["norm_eps"],
         "rotary_pct": fields["rotary_percentage"],
@@ -29,7 +29,7 @@ def write_neox(fields: Fields) -> dict[str, Any]:
 
 
 def read_neox(config: Fields) -> dict[str, Any]:
-    """LitGPT fields beyond those that the family needs."""
+    """Return the LitGPT fields of GPT-NeoX beyond those that the family requires."""
     if not config.get("attention_bias", True):
         raise ValueError("attention_bias is false, which LitGPT's NeoX blocks cannot express")
     return {
@@ -43,7 +43,7 @@ def read_neox(config: Fields) -> dict[str, Any]:
 
 
 def write_llama(fields: Fields) -> dict[str, Any]:
-    """Keys beyond those of all families."""
+    """Return the keys of `config.json` that Llama has beyond those of all families."""
     return {
         "num_key_value_heads": fields["n_query_groups"] or fields["n_head"],
         "head_dim": fields["head_size"] or fields["n_embd"] // fields["n_head"],
@@ -57,7 +57,7 @@ def write_llama(fields: Fields) -> dict[str, Any]:
 
 
 def read_llama(config: Fields) -> dict[str, Any]:
-    """LitGPT fields beyond those that the family needs."""
+    """Return the LitGPT fields of Llama beyond those that the family requires."""
     if config.get("hidden_act", "silu") != "silu":
         raise ValueError(f"hidden_act is {config['hidden_act']!r}, must be 'silu'")
     bias = bool(config.get("attention_bias", False))
@@ -67,7 +67,7 @@ def read_llama(config: Fields) -> dict[str, Any]:
 
 
 def read_heads(config: Fields) -> dict[str, Any]:
-    """LitGPT fields beyond those that the family needs."""
+    """Return the LitGPT fields of heads, norms and rotary settings that Llama-like types share."""
     heads = config["num_attention_heads"]
     return {
         "n_query_groups": config.get("num_key_value_heads") or heads,
@@ -79,31 +79,30 @@ def read_heads(config: Fields) -> dict[str, Any]:
 
 
 def write_mistral(fields: Fields) -> dict[str, Any]:
-    """Keys beyond those of all families."""
+    """Return the keys of `config.json` that Mistral has beyond those of all families."""
     return {**write_llama(fields), "sliding_window": fields["sliding_window_size"]}
 
 
 def read_mistral(config: Fields) -> dict[str, Any]:
-    """LitGPT fields beyond those that the family needs."""
+    """Return the LitGPT fields of Mistral beyond those that the family requires."""
     return {**read_llama(config), "sliding_window_size": config.get("sliding_window")}
 
 
 def write_gemma(fields: Fields) -> dict[str, Any]:
-    """Keys beyond those of all families."""
+    """Return the keys of `config.json` that Gemma has beyond those of all families."""
     return {**write_llama(fields), "hidden_act": _TANH, "hidden_activation": _TANH}
 
 
 def read_gemma(config: Fields) -> dict[str, Any]:
-    """LitGPT fields beyond those that the family needs."""
-    # the older key hidden_act says "gelu" in Google's own files, and is not used where the newer
-    # one is
+    """Return the LitGPT fields of Gemma beyond those that the family requires."""
+    # Google's own files have "gelu" under the older key hidden_act, which the newer one overrides
     if config.get("hidden_activation") not in (None, _TANH):
         raise ValueError(f"hidden_activation is {config['hidden_activation']!r}, must be {_TANH!r}")
     return read_heads(config)
 
 
 def write_gemma2(fields: Fields) -> dict[str, Any]:
-    """Keys beyond those of all families."""
+    """Return the keys of `config.json` that Gemma 2 and 3 has beyond those of all families."""
     window = fields["sliding_window_indices"]
     kinds = ["sliding_attention" if slides else "full_attention" for slides in window]
     return {
@@ -117,7 +116,7 @@ def write_gemma2(fields: Fields) -> dict[str, Any]:
 
 
 def read_gemma2(config: Fields) -> dict[str, Any]:
-    """LitGPT fields beyond those that the family needs."""
+    """Return the LitGPT fields of Gemma 2 and 3 beyond those that the family requires."""
     layers = config["num_hidden_layers"]
     period = 2 if config["model_type"] == "gemma2" else config.get("sliding_window_pattern", 6)
     kinds = config.get("layer_types")
@@ -137,12 +136,12 @@ def read_gemma2(config: Fields) -> dict[str, Any]:
 
 
 def write_gemma3(fields: Fields) -> dict[str, Any]:
-    """Keys beyond those of all families."""
+    """Return the keys of `config.json` that Gemma 3 has beyond those of all families."""
     return {**write_gemma2(fields), "rope_local_base_freq": fields["rope_local_base_freq"]}
 
 
 def read_gemma3(config: Fields) -> dict[str, Any]:
-    """LitGPT fields beyond those that the family needs."""
+    """Return the LitGPT fields of Gemma 3 beyond those that the family requires."""
     read = read_gemma2(config)
     return {
         **read,

@@ -1,5 +1,4 @@
-"""Rotary settings of LitGPT <-> those of Hugging Face. In: plain dicts. Out: plain dicts. Computes
-no tables."""
+"""Translate rotary settings between LitGPT and Hugging Face; both are plain dicts."""
 
 from __future__ import annotations
 
@@ -14,8 +13,8 @@ _LLAMA3 = {
 }
 
 
-def reason_against(fields: Mapping[str, Any]) -> str | None:
-    """Why Hugging Face's llama3 and linear scaling cannot express these rotary settings."""
+def incompatibility(fields: Mapping[str, Any]) -> str | None:
+    """Return why Hugging Face's llama3 or linear scaling cannot express these settings, or None."""
     adjustments = fields["rope_adjustments"]
     if adjustments and set(adjustments) not in ({"factor"}, set(_LLAMA3)):
         return f"rope_adjustments {sorted(adjustments)} are neither linear nor llama3 scaling"
@@ -25,7 +24,7 @@ def reason_against(fields: Mapping[str, Any]) -> str | None:
 
 
 def write_scaling(fields: Mapping[str, Any]) -> dict[str, Any] | None:
-    """`rope_scaling` for these fields."""
+    """Return `rope_scaling` for these LitGPT fields."""
     adjustments = fields["rope_adjustments"]
     if fields["rope_condense_ratio"] != 1:
         return {"rope_type": "linear", "factor": float(fields["rope_condense_ratio"])}
@@ -37,8 +36,11 @@ def write_scaling(fields: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def read_scaling(config: Mapping[str, Any]) -> dict[str, Any] | None:
-    """`rope_adjustments` for a `config.json`; `ValueError` for a kind of scaling that is not
-    carried over."""
+    """Return LitGPT's `rope_adjustments` for a `config.json`.
+
+    Raises:
+        ValueError: the kind of scaling is neither linear nor llama3.
+    """
     scaling = config.get("rope_scaling") or config.get("rope_parameters")
     if not scaling:
         return None
@@ -48,13 +50,15 @@ def read_scaling(config: Mapping[str, Any]) -> dict[str, Any] | None:
     if kind == "linear":
         return {"factor": scaling["factor"]}
     if kind == "llama3":
-        return {ours: scaling[theirs] for ours, theirs in _LLAMA3.items()}
+        return {litgpt: scaling[hugging_face] for litgpt, hugging_face in _LLAMA3.items()}
     raise ValueError(f"rope_scaling is {kind!r}, must be linear or llama3")
 
 
 def base_of(config: Mapping[str, Any], default: float) -> float:
-    """The base frequency, where transformers 4 or 5 writes it; whole numbers as int, as LitGPT has
-    them."""
+    """Return the base frequency, from where transformers 4 or 5 writes it.
+
+    Whole numbers are returned as int, as LitGPT has them.
+    """
     base = config.get(
         "rope_theta", (config.get("rope_parameters") or {}).get("rope_theta", default)
     )

@@ -1,9 +1,8 @@
-"""LitGPT state-dict names <-> Hugging Face's. In: a family, tensors. Out: tensors renamed and cut.
-Reads no file.
+"""Rename and split state-dict tensors between LitGPT and Hugging Face.
 
 Most tensors only change their name. LitGPT stacks queries, keys and values in one matrix, [q of all
-heads, k, v]; llama and its kin keep three; NeoX keeps one, ordered head by head: [q0, k0, v0, q1,
-...].
+heads, k, v]; Llama-like types keep three; NeoX keeps one, ordered head by head: [q0, k0, v0, q1,
+...]. Reads no file.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ _LLAMA = {
     "mlp.fc_2": "mlp.up_proj",
     "mlp.proj": "mlp.down_proj",
 }
-_SANDWICH = {
+_LLAMA_WITH_POST_NORMS = {
     **_LLAMA,
     "post_attention_norm": "post_attention_layernorm",
     "norm_2": "pre_feedforward_layernorm",
@@ -50,8 +49,10 @@ _BLOCK = re.compile(r"transformer\.h\.(\d+)\.(.+)\.(weight|bias)")
 
 
 def hugging_face_parts(name: str, model_type: str) -> list[str]:
-    """The Hugging Face names that one LitGPT tensor goes to: one, or three for queries, keys and
-    values."""
+    """Return the Hugging Face names of one LitGPT tensor.
+
+    There is one, or three for queries, keys and values.
+    """
     table, layers = _table(model_type)
     block = _BLOCK.fullmatch(name)
     if block is None:
@@ -65,7 +66,7 @@ def hugging_face_parts(name: str, model_type: str) -> list[str]:
 def to_hugging_face_tensors(
     weights: Mapping[str, Tensor], config: Any, model_type: str, *, tied: bool
 ) -> Iterator[tuple[str, Tensor]]:
-    """Every tensor under its Hugging Face name; a tied head is left out."""
+    """Yield every tensor under its Hugging Face name; a tied head is left out."""
     for name, tensor in weights.items():
         if tied and name == "lm_head.weight":
             continue
@@ -81,11 +82,14 @@ def to_hugging_face_tensors(
 def from_hugging_face_tensors(
     names: list[str], weights: Mapping[str, Tensor], config: Any, model_type: str, *, tied: bool
 ) -> Iterator[tuple[str, Tensor]]:
-    """The LitGPT tensors called `names`, made of Hugging Face's; `KeyError` for one that is missing
-    there."""
+    """Yield the LitGPT tensors called `names`, made of Hugging Face's.
+
+    Raises:
+        KeyError: a Hugging Face tensor is missing.
+    """
     for name in names:
-        wanted = "transformer.wte.weight" if tied and name == "lm_head.weight" else name
-        parts = [weights[part] for part in hugging_face_parts(wanted, model_type)]
+        source = "transformer.wte.weight" if tied and name == "lm_head.weight" else name
+        parts = [weights[part] for part in hugging_face_parts(source, model_type)]
         if ".attn.qkv." in name and len(parts) == 1:
             yield name, _by_kind(parts[0], config)
         else:
@@ -95,7 +99,10 @@ def from_hugging_face_tensors(
 def _table(model_type: str) -> tuple[dict[str, str], str]:
     if model_type == "gpt_neox":
         return _NEOX, "gpt_neox.layers"
-    return _SANDWICH if model_type in ("gemma2", "gemma3_text") else _LLAMA, "model.layers"
+    return _LLAMA_WITH_POST_NORMS if model_type in (
+        "gemma2",
+        "gemma3_text",
+    ) else _LLAMA, "model.layers"
 
 
 def _qkv_rows(config: Any) -> list[int]:
@@ -104,12 +111,12 @@ def _qkv_rows(config: Any) -> list[int]:
 
 
 def _by_head(stacked: Tensor, config: Any) -> Tensor:
-    """[q of all heads, k, v] -> [q0, k0, v0, q1, ...], rows of a matrix or a bias."""
+    """Reorder rows of a matrix or a bias: [q of all heads, k, v] to [q0, k0, v0, q1, ...]."""
     shape = (3, config.n_head, config.head_size, *stacked.shape[1:])
     return stacked.reshape(shape).transpose(0, 1).reshape(stacked.shape)
 
 
 def _by_kind(interleaved: Tensor, config: Any) -> Tensor:
-    """The way back."""
+    """Reorder rows of a matrix or a bias: [q0, k0, v0, q1, ...] to [q of all heads, k, v]."""
     shape = (config.n_head, 3, config.head_size, *interleaved.shape[1:])
     return interleaved.reshape(shape).transpose(0, 1).reshape(interleaved.shape)

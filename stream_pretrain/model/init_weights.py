@@ -1,5 +1,4 @@
-"""Seed -> first weights. In: a model on any device, whole or sharded, a seed. Out: the same model,
-filled. No other input.
+"""Fill a model with its first weights, which depend on the seed and the architecture alone.
 
 Every parameter is drawn on the CPU from a generator of its own, seeded with a hash of (seed,
 parameter name). So the weights depend on the seed and the architecture alone: not on device,
@@ -26,9 +25,11 @@ _RESIDUAL_PROJECTIONS = ("attn.proj.weight", "mlp.proj.weight", "shared_experts.
 
 
 @torch.no_grad()
-def initialise(model: nn.Module, *, seed: int, width: int, layers: int) -> None:
-    """Fill every parameter and persistent buffer of `model` in place. Tied parameters are drawn
-    once."""
+def initialize(model: nn.Module, *, seed: int, width: int, layers: int) -> None:
+    """Fill every parameter and persistent buffer of `model` in place, whole or sharded.
+
+    Tied parameters are drawn once. `width` and `layers` are d and L of the scheme above.
+    """
     std = math.sqrt(2 / (5 * width))
     filled: set[int] = set()
     for prefix, module in model.named_modules():
@@ -47,7 +48,7 @@ def initialise(model: nn.Module, *, seed: int, width: int, layers: int) -> None:
 def _first_value(
     module: nn.Module, name: str, parameter: Tensor, scheme: tuple[int, float, int]
 ) -> Tensor:
-    """The whole first value of one parameter, on the CPU, float32."""
+    """Return the whole first value of one parameter, on the CPU, float32."""
     seed, std, layers = scheme
     shape = tuple(parameter.shape)
     if parameter.ndim >= 2:
@@ -66,15 +67,15 @@ def _generator(seed: int, name: str) -> torch.Generator:
 
 
 def fill_parameter(parameter: Tensor, value: Tensor) -> None:
-    """Copy a whole CPU value into a parameter, of which this rank may hold only a shard."""
+    """Copy a whole CPU value into a parameter of which this rank may hold only a shard."""
     value = value.to(dtype=parameter.dtype)
     if not isinstance(parameter, DTensor):
         parameter.copy_(value)
         return
-    placed = distribute_tensor(
+    sharded = distribute_tensor(
         value.to(parameter.device), parameter.device_mesh, parameter.placements, src_data_rank=None
     )
-    parameter.copy_(placed)
+    parameter.copy_(sharded)
 
 
 def _persistent_buffers(module: nn.Module) -> list[Tensor]:

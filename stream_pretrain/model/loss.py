@@ -1,9 +1,8 @@
-"""Hidden states -> sums of token losses. In: hidden [B, T, D], a head, targets [B, T]. Out:
-`LossSums`. Never a mean.
+"""Compute sums of token losses from hidden states [B, T, D], a head and targets [B, T].
 
 A mean of means is wrong as soon as two micro-batches count different numbers of tokens, so
-everything here is a sum and a count; who has all sums of a step (over micro-batches and ranks)
-divides once.
+everything here is a sum and a count. The trainer adds the sums of a step over micro-batches and
+ranks and divides once.
 
 Axes: B samples, T positions, N = B x T tokens, D width, V padded vocabulary.
 """
@@ -41,17 +40,18 @@ class LossSums(NamedTuple):
 
 
 def token_loss(model: Callable[..., LossSums], inputs_BT: Tensor, targets_BT: Tensor) -> LossSums:
-    """The sums for one micro-batch, through the model's own `forward`, so that DDP and FSDP2 see
-    it.
+    """Return the sums for one micro-batch, through the model's own `forward`.
 
-    `model` is what `build_model` returned, bare or set up by Fabric.
+    DDP and FSDP2 hook `forward`. `model` is what `build_model` returned, or that set up by Fabric.
     """
     return model(inputs_BT, targets_BT)
 
 
 def loss_by_stream(sums: LossSums, stream_B: Tensor, streams: int) -> tuple[Tensor, Tensor]:
-    """Loss sums [streams] (float64) and token counts [streams] (int64); `stream_B` holds each
-    sample's stream index."""
+    """Return loss sums [streams] (float64) and token counts [streams] (int64).
+
+    `stream_B` holds each sample's stream index.
+    """
     loss_S = torch.zeros(streams, dtype=torch.float64, device=sums.sample_losses.device)
     tokens_S = torch.zeros(streams, dtype=torch.int64, device=sums.sample_losses.device)
     stream_B = stream_B.to(loss_S.device)
@@ -64,8 +64,7 @@ def loss_by_stream(sums: LossSums, stream_B: Tensor, streams: int) -> tuple[Tens
 def loss_sums(
     hidden_BTD: Tensor, head: Head, targets_BT: Tensor, *, chunk: int = 0, z_weight: float = 0.0
 ) -> LossSums:
-    """Cross entropy of `head(hidden)` against the targets, `chunk` tokens at a time (0: all at
-    once).
+    """Return the cross entropy of `head(hidden)`, `chunk` tokens at a time (0: all at once).
 
     Chunked, the logits of one chunk exist at a time, forward and backward: they are computed again
     in the backward pass. `z_weight` adds `z_weight * logsumexp(logits)^2` per token to the
@@ -80,7 +79,7 @@ def loss_sums(
     ):
         if recompute:
             loss, objective = checkpoint(
-                _piece,
+                _chunk_loss,
                 hidden,
                 head,
                 targets,
@@ -89,7 +88,7 @@ def loss_sums(
                 preserve_rng_state=False,
             )
         else:
-            loss, objective = _piece(hidden, head, targets, z_weight)
+            loss, objective = _chunk_loss(hidden, head, targets, z_weight)
         losses.append(loss)
         objectives.append(objective)
     loss_B = torch.cat(losses).view_as(targets_BT).sum(1)
@@ -103,8 +102,10 @@ def loss_sums(
     )
 
 
-def _piece(hidden: Tensor, head: Head, targets: Tensor, z_weight: float) -> tuple[Tensor, Tensor]:
-    """Cross entropy and objective of one chunk, by token: two tensors [N], float32."""
+def _chunk_loss(
+    hidden: Tensor, head: Head, targets: Tensor, z_weight: float
+) -> tuple[Tensor, Tensor]:
+    """Return cross entropy and objective of one chunk by token: two tensors [N], float32."""
     logits = head(hidden).float()
     loss = functional.cross_entropy(logits, targets, reduction="none", ignore_index=IGNORED_TARGET)
     if not z_weight:

@@ -1,7 +1,6 @@
-"""A checkpoint directory -> first weights. In: a LitGPT or Hugging Face directory. Out: a filled
-network. Fetches nothing.
+"""Load first weights from a LitGPT or Hugging Face checkpoint directory into a network.
 
-Files are mapped, not read whole: each rank touches what it copies.
+Files are memory-mapped, not read whole: each rank reads only what it copies. Downloads nothing.
 """
 
 from __future__ import annotations
@@ -25,32 +24,35 @@ _TABLES = (".rotary_emb.inv_freq", ".attention.bias", ".attention.masked_bias")
 
 
 @torch.no_grad()
-def fill_from(network: nn.Module, directory: Path, config: Any) -> None:
-    """Copy every weight of `directory` into `network`, sharded or not; `ConfigError` where they do
-    not fit."""
+def load_pretrained_weights(network: nn.Module, directory: Path, config: Any) -> None:
+    """Copy every weight of `directory` into `network`, whole or sharded.
+
+    Raises:
+        ConfigError: names or shapes differ from the network's, or the directory has no weights.
+    """
     targets = dict(network.state_dict(keep_vars=True))
-    found = dict(_read(directory, list(targets), config))
+    loaded = dict(_read_tensors(directory, list(targets), config))
     faults = [
-        *(f"{name} is missing" for name in targets if name not in found),
-        *(f"{name} is not part of this architecture" for name in found if name not in targets),
+        *(f"{name} is missing" for name in targets if name not in loaded),
+        *(f"{name} is not part of this architecture" for name in loaded if name not in targets),
         *(
             f"{name} is {tuple(tensor.shape)}, must be {tuple(targets[name].shape)}"
-            for name, tensor in found.items()
+            for name, tensor in loaded.items()
             if name in targets and tensor.shape != targets[name].shape
         ),
     ]
     head, embedding = "lm_head.weight", "transformer.wte.weight"
     shared = targets[head] is targets[embedding]
-    if not faults and shared and not torch.equal(found[head], found[embedding]):
+    if not faults and shared and not torch.equal(loaded[head], loaded[embedding]):
         faults.append(f"{head} and {embedding} differ, so they cannot be tied")
     if faults:
         more = f"; and {len(faults) - 3} more" if len(faults) > 3 else ""
         raise _refused(directory, "; ".join(faults[:3]) + more)
     for name, target in targets.items():
-        fill_parameter(target, found[name])
+        fill_parameter(target, loaded[name])
 
 
-def _read(directory: Path, names: list[str], config: Any) -> Iterator[tuple[str, Tensor]]:
+def _read_tensors(directory: Path, names: list[str], config: Any) -> Iterator[tuple[str, Tensor]]:
     if (file := directory / LITGPT_WEIGHTS).is_file():
         yield from _litgpt_tensors(file).items()
         return
@@ -77,14 +79,14 @@ def _litgpt_tensors(file: Path) -> Mapping[str, Tensor]:
 
 
 class _HuggingFaceTensors(Mapping[str, Tensor]):
-    """The tensors of `model.safetensors`, or of its shards, by name, opened when asked for."""
+    """The tensors of `model.safetensors`, or of its shards, by name; each is read on access."""
 
     def __init__(self, directory: Path) -> None:
         index = directory / "model.safetensors.index.json"
         single = directory / "model.safetensors"
         if index.is_file():
-            where = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-            self._files = {name: directory / file for name, file in where.items()}
+            file_names = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+            self._files = {name: directory / file for name, file in file_names.items()}
         elif single.is_file():
             with safe_open(single, framework="pt") as opened:
                 self._files = dict.fromkeys(opened.keys(), single)
@@ -94,11 +96,13 @@ class _HuggingFaceTensors(Mapping[str, Tensor]):
         self._used: set[str] = set()
 
     def unused(self, *, tied: bool) -> list[str]:
-        """Tensors that nobody asked for, tables that older files carry and a tied head's copy
-        aside."""
-        spare = {name for name in self._files if name.endswith(_TABLES)}
-        spare |= {"lm_head.weight", "embed_out.weight"} if tied else set()
-        return sorted(set(self._files) - self._used - spare)
+        """Return the names of tensors that were not read.
+
+        Tables that older files carry, and a tied head's copy, do not count.
+        """
+        ignored = {name for name in self._files if name.endswith(_TABLES)}
+        ignored |= {"lm_head.weight", "embed_out.weight"} if tied else set()
+        return sorted(set(self._files) - self._used - ignored)
 
     def __getitem__(self, name: str) -> Tensor:
         self._used.add(name)
@@ -113,6 +117,6 @@ class _HuggingFaceTensors(Mapping[str, Tensor]):
         return len(self._files)
 
 
-def _refused(directory: Path, what: str) -> ConfigError:
-    remedy = f"{what}. Choose a checkpoint of this architecture."
+def _refused(directory: Path, reason: str) -> ConfigError:
+    remedy = f"{reason}. Choose a checkpoint of this architecture."
     return ConfigError.of([Fault(path="model.init_from", found=str(directory), remedy=remedy)])

@@ -1,4 +1,4 @@
-"""Which published architectures share embedding and head. In: a LitGPT config name. Out: yes or no.
+"""Which published architectures share one matrix between embedding and head.
 
 LitGPT's `Config` has no such field. A `model_config.yaml` that this project writes records it in
 the free-form `hf_config`, as Hugging Face's `tie_word_embeddings`.
@@ -25,7 +25,7 @@ _TIED = re.compile(
 
 
 def is_tied_by_architecture(fields: Mapping[str, Any]) -> bool:
-    """Whether this architecture was published with one matrix for both, or was recorded so."""
+    """Return whether the architecture was published with one matrix, or was recorded so."""
     recorded = (fields.get("hf_config") or {}).get(TIE_KEY)
     if recorded is not None:
         return bool(recorded)
@@ -33,5 +33,5 @@ def is_tied_by_architecture(fields: Mapping[str, Any]) -> bool:
 
 
 def with_tie_recorded(fields: Mapping[str, Any], *, tied: bool) -> dict[str, Any]:
-    """The fields with the answer written into `hf_config`."""
+    """Return the fields with `tied` written into `hf_config`."""
     return {**fields, "hf_config": {**(fields.get("hf_config") or {}), TIE_KEY: tied}}

@@ -1,2 +1,6 @@
-"""The optimizer: which parameters decay (`groups`), the object itself (`build`), the rate by step
-(`schedule`)."""
+"""The update rule of a run.
+
+`build_optimizer` takes a model and the `optimizer` section and returns a `torch.optim.Optimizer`;
+`registry` lists the optimizers, `param_groups` decides what decays, and `schedule` returns the
+learning rate of a step.
+"""

@@ -1,13 +1,13 @@
-"""Parameters -> groups. In: a model. Out: lists for an optimizer, in a fixed order. Does not make
-optimizers.
+"""Sort a model's parameters into groups for an optimizer, with and without weight decay.
 
-Weight decay is for matrices. Embeddings, norms and biases decay only where `decay_on` names them. A
-tied embedding is one parameter with the head and counts as an embedding.
+The order is that of the model. Weight decay is for matrices. Embeddings, norms and biases decay
+only where `decay_on` names them. A tied embedding is one parameter with the head and counts as an
+embedding. Creates no optimizer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -15,24 +15,24 @@ from torch import nn
 from torch.nn import Parameter
 
 Role = Literal["hidden", "head", "embeddings", "norms", "biases"]
+_FUSED_DEVICES = ("cpu", "cuda", "mps")
 
 
 @dataclass(frozen=True, kw_only=True)
 class NamedParameter:
-    """One trained parameter: its name in the state dict, the tensor, and what it does in the
-    network."""
+    """One trained parameter: its name in the state dict, the tensor, its role in the network."""
 
     name: str
     parameter: Parameter
     role: Role
 
     def decays(self, decay_on: Collection[str]) -> bool:
-        """Whether weight decay applies: always to matrices, to the other roles where named."""
+        """Return whether weight decay applies: to matrices always, to other roles where named."""
         return self.role in ("hidden", "head") or self.role in decay_on
 
 
 def named_parameters(model: nn.Module) -> list[NamedParameter]:
-    """Every parameter that is trained, once, with its role, in the model's order."""
+    """Return every trained parameter once, with its role, in the model's order."""
     embeddings = {
         id(parameter)
         for module in model.modules()
@@ -59,23 +59,31 @@ def parameter_groups(
     *,
     weight_decay: float | None,
     decay_on: Collection[str] = (),
-    settings: Mapping[str, Any] | None = None,
 ) -> list[dict[str, Any]]:
-    """At most two groups, decayed ones first; one without parameters is left out. `settings` go
-    into both.
+    """Return at most two groups, the one with decay first; an empty group is left out.
 
-    `weight_decay` None: the optimizer knows no decay, so there is one group.
+    `weight_decay` None: the optimizer has no decay, so there is one group.
     """
     decayed: list[Parameter] = []
-    spared: list[Parameter] = []
+    exempt: list[Parameter] = []
     for entry in parameters:
         decays = weight_decay is not None and entry.decays(decay_on)
-        (decayed if decays else spared).append(entry.parameter)
-    extra = dict(settings or {})
+        (decayed if decays else exempt).append(entry.parameter)
     if weight_decay is None:
-        return [{"params": spared, **extra}] if spared else []
+        return [{"params": exempt}] if exempt else []
     groups = [
-        {"params": decayed, "weight_decay": weight_decay, **extra},
-        {"params": spared, "weight_decay": 0.0, **extra},
+        {"params": decayed, "weight_decay": weight_decay},
+        {"params": exempt, "weight_decay": 0.0},
     ]
     return [group for group in groups if group["params"]]
+
+
+def can_fuse(parameters: Sequence[NamedParameter]) -> bool:
+    """Return whether torch's fused kernels accept these parameters.
+
+    They must be floating point, on a device that has such kernels.
+    """
+    return all(
+        entry.parameter.device.type in _FUSED_DEVICES and entry.parameter.is_floating_point()
+        for entry in parameters
+    )

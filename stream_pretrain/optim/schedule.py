@@ -1,9 +1,9 @@
-"""Step -> learning rate. In: the plan's numbers. Out: a rate. A pure function of the step; no
-torch, no state.
+"""Compute the learning rate of a step from the numbers of the plan.
 
-Step 0 is the first update. Warm-up rises in equal parts to the peak and is never zero:
-`(step + 1) / warmup`. A decay is at the peak in its first update and would reach the floor in the
-one after its last, so no update is wasted on a rate of zero. Past the end the floor stays.
+The rate is a pure function of the step; there is no state. Step 0 is the first update. Warm-up
+rises in equal parts to the peak and is never zero: `(step + 1) / warmup`. A decay is at the peak in
+its first update and would reach the floor in the one after its last, so no update is wasted on a
+rate of zero. After the end the rate stays at the floor.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ ScheduleKind = Literal["cosine", "wsd", "linear", "inverse_sqrt", "constant"]
 
 @dataclass(frozen=True, kw_only=True)
 class Schedule:
-    """The rate of every step of a run.
+    """The learning rate of every step of a run.
 
     `peak`: the highest rate. `floor`: what the decay ends at (`min_lr`). `warmup_steps`: updates
     until the peak. `total_steps`: the run's length, None where only time ends it. `decay_steps`:
@@ -47,7 +47,7 @@ class Schedule:
             )
 
     def rate_at(self, step: int) -> float:
-        """The learning rate of update `step` (from 0)."""
+        """Return the learning rate of update `step` (from 0)."""
         if step < self.warmup_steps:
             return self.peak * (step + 1) / self.warmup_steps
         if self.kind == "constant":
@@ -58,8 +58,7 @@ class Schedule:
         return self.floor + (self.peak - self.floor) * self._remaining(step)
 
     def _remaining(self, step: int) -> float:
-        """How much of the way from floor to peak is left: 1 where the decay begins, 0 where it has
-        ended."""
+        """Return the share of the way from floor to peak: 1 before the decay, 0 after it."""
         start, length = self._decay()
         progress = min(max(step - start, 0) / length, 1.0) if length else float(step >= start)
         if self.kind == "cosine":
@@ -67,7 +66,7 @@ class Schedule:
         return 1.0 - progress
 
     def _decay(self) -> tuple[int, int]:
-        """First step and length of the decay."""
+        """Return the first step and the length of the decay."""
         if self.kind == "wsd":
             assert self.total_steps is not None and self.decay_steps is not None
             length = min(self.decay_steps, max(self.total_steps - self.warmup_steps, 0))

@@ -1,9 +1,8 @@
-"""Shard a model over ranks. In: a module with `transformer.h`, a group size. Out: the same module,
-FSDP2 applied.
+"""Shard a model over ranks with FSDP2.
 
-Each block is a unit of its own, so that one block's full weights exist at a time; the rest
-(embedding, head, last norm) is one more. Tied weights stay one parameter, since both lie in that
-last unit.
+The model says which of its modules are blocks (`blocks()`). Each block is a unit of its own, so
+that one block's full weights exist at a time; the rest (embedding, head, last norm) is one more.
+Tied weights stay one parameter, since both lie in that last unit.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from torch.distributed.fsdp import fully_shard
 
 
 class BlockSharder:
-    """What Fabric's `ModelParallelStrategy` calls: `sharder(module, mesh)`.
+    """The function that Fabric's `ModelParallelStrategy` calls: `sharder(module, mesh)`.
 
     `group` ranks share one copy of the model and its optimizer; groups hold copies (HSDP, as in
     torch's two-dimensional meshes). With `group` equal to the world size this is plain FSDP2.
@@ -31,8 +30,8 @@ class BlockSharder:
 
     def __call__(self, module: nn.Module, _mesh: DeviceMesh) -> nn.Module:
         mesh = self._make_mesh()
-        blocks: Any = module.get_submodule("transformer.h")
-        for block in blocks:
+        model: Any = module
+        for block in model.blocks():
             fully_shard(block, mesh=mesh)
         fully_shard(module, mesh=mesh)
         return module

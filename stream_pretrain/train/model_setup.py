@@ -1,5 +1,4 @@
-"""The network where it trains. In: `ModelConfig`, Fabric. Out: `TrainableModel`: set up, sharded,
-compiled as configured.
+"""Build the network where it trains: set up by Fabric, sharded and compiled as configured.
 
 Weights are a function of the seed alone, on every strategy. Does not load checkpoints.
 """
@@ -7,20 +6,14 @@ Weights are a function of the seed alone, on every strategy. Does not load check
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 from torch.optim import Optimizer
 
 from stream_pretrain.config.sections import Config
-from stream_pretrain.model.litgpt_model import (
-    ForwardSettings,
-    PretrainGPT,
-    build_model,
-    init_weights_in_place,
-    materialise,
-    model_config_yaml,
-)
+from stream_pretrain.model.protocol import ForwardSettings
+from stream_pretrain.model.registry import build_model, model_config_file
 from stream_pretrain.optim.build_optimizer import build_optimizer
 
 if TYPE_CHECKING:
@@ -33,27 +26,34 @@ SHARDED = ("fsdp2", "hsdp")
 
 @dataclass(frozen=True, kw_only=True)
 class TrainableModel:
-    """`model` is set up by Fabric, `optimizer` is torch's own, `bare` what Fabric wraps.
+    """A network with its optimizer.
 
-    Its weights are storage without values until `fill` or a checkpoint gives them. `model_config`
-    is the text of LitGPT's `model_config.yaml`.
+    `model` is what Fabric set up, `unwrapped` the network inside it (a `LanguageModel`),
+    `optimizer` torch's own. The weights are storage without values until `init_weights` or a
+    checkpoint gives them. `model_config` is the text of `model_config.yaml`.
     """
 
     model: nn.Module
-    unwrapped: PretrainGPT
+    unwrapped: Any
     optimizer: Optimizer
     model_config: str
     seed: int
 
     def init_weights(self) -> None:
-        """First weights, the same on every rank: from the seed or `model.init_from`."""
-        init_weights_in_place(self.unwrapped, seed=self.seed)
+        """Fill in the first weights, the same on every rank: from the seed or `model.init_from`."""
+        self.unwrapped.init_weights(seed=self.seed)
 
 
 def set_up_model(
     config: Config, fabric: Fabric, *, seq_len: int, eos_id: int | None
 ) -> TrainableModel:
-    """Build, shard, compile, and give it its optimizer. Values come later: see `TrainableModel`."""
+    """Build, shard and compile the network and build its optimizer; weights get no values here.
+
+    `eos_id`: the dataset's end-of-text id, None where it has none.
+
+    Raises:
+        ConfigError: model or optimizer cannot be built as configured.
+    """
     settings = ForwardSettings.of(
         model=config.model, loss=config.loss, compute=config.compute, eos_id=eos_id
     )
@@ -64,19 +64,18 @@ def set_up_model(
         seq_len=seq_len,
         settings=settings,
         device="meta" if sharded else "cpu",
-        fill=False,
+        init_weights=False,
     )
-    text = model_config_yaml(network)
     model = fabric.setup_module(network)
     if sharded:
-        materialise(network, seed=config.run.seed, fill=False)
+        network.reset_buffers()
     if config.compute.compile:
-        for block in network.transformer.h:
+        for block in network.blocks():
             block.compile()
     return TrainableModel(
         model=model,
         unwrapped=network,
         optimizer=build_optimizer(network, config.optimizer),
-        model_config=text,
+        model_config=model_config_file(config.model),
         seed=config.run.seed,
     )

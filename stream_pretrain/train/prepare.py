@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, TypeVar
 
 from stream_pretrain.config.sections import Config
 from stream_pretrain.errors import ConfigError, Fault
-from stream_pretrain.model.architecture import resolve
-from stream_pretrain.model.litgpt_model import check_document_mask, model_facts
+from stream_pretrain.model.protocol import check_document_mask
+from stream_pretrain.model.registry import find_model, model_facts, setting_faults
 from stream_pretrain.model.tokenizer_match import tokenizer_faults
 from stream_pretrain.optim.build_optimizer import check_optimizer
 from stream_pretrain.plan import Plan, plan, sequence_length
@@ -51,12 +51,13 @@ def prepare(config: Config) -> Prepared:
         *compute_faults(compute, world),
     ]
     sources = collected(lambda: gather(config), faults)
-    architecture = collected(lambda: resolve(config.model), faults)
-    if sources is None or architecture is None:
+    definition = collected(lambda: find_model(config.model), faults)
+    if sources is None or definition is None:
         raise ConfigError.of(faults)
     streams = [source.facts for source in sources.train]
     held = {name: [s.facts for s in found] for name, found in sources.validation_sets.items()}
     faults += check_document_mask(config.model, eos_id_of(sources))
+    faults += setting_faults(config, definition)
     faults += _tokenizer_copy_faults(config, sources)
     faults += _init_from_faults(config, sources)
     model = model_facts(config.model, seq_len=sequence_length(config, streams))

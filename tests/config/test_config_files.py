@@ -125,7 +125,7 @@ def test_the_steps_that_a_file_states_are_those_of_its_plan(name: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FILES)
 def test_the_parameters_that_the_tests_assume_are_those_of_the_model(name: str) -> None:
-    from stream_pretrain.model.litgpt_model import model_facts
+    from stream_pretrain.model.registry import model_facts
 
     facts = model_facts(loaded(name).model)
     _, _, _, _, parameters, embeddings, context = FILES[name]

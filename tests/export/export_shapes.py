@@ -1,4 +1,4 @@
-"""A checkpoint of any tiny architecture. In: its name. Out: `TrainedModel`."""
+"""Make a `TrainedModel` of any tiny architecture."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from stream_pretrain.config.sections import ModelConfig
 from stream_pretrain.export.exported_tokenizer import ExportedTokenizer
 from stream_pretrain.export.trained_model import TrainedModel
 from stream_pretrain.model.architecture import Architecture
-from stream_pretrain.model.litgpt_model import build_model
+from stream_pretrain.model.litgpt_definition import LitGPTDefinition
+from stream_pretrain.model.registry import build_model
 
 
 def trained(
@@ -26,10 +27,11 @@ def trained(
             parameter.add_(torch.empty_like(parameter).normal_(0, 0.1, generator=generator))
     return TrainedModel(
         step=7,
-        where="RUN/checkpoints/step-00000007",
+        location="RUN/checkpoints/step-00000007",
         weights={key: value.clone() for key, value in network.state_dict().items()}
         if not tied
         else network.state_dict(),
-        architecture=Architecture(fields=asdict(network.config), tied=tied),
+        name=name,
+        definition=LitGPTDefinition(Architecture(fields=asdict(network.config), tied=tied)),
         tokenizer=ExportedTokenizer.of(byte_tokenizer_files()) if tokenizer else None,
     )

@@ -16,8 +16,8 @@ from stream_pretrain.checkpoint.save import Checkpoints
 from stream_pretrain.checkpoint.state import TrainState
 from stream_pretrain.cli import main
 from stream_pretrain.config.sections import CheckpointConfig, ModelConfig, OptimizerConfig
-from stream_pretrain.model.litgpt_model import build_model, model_config_yaml
 from stream_pretrain.model.loss import token_loss
+from stream_pretrain.model.registry import build_model, model_config_file
 from stream_pretrain.optim.build_optimizer import build_optimizer
 from stream_pretrain.schema import World
 from stream_pretrain.storage.store import open_store
@@ -42,7 +42,7 @@ def make_run(run: Path, *, extras: dict[str, bytes] | None = None) -> dict[str, 
     beside = run.parent / "extras"
     (beside / "tokenizer").mkdir(parents=True)
     if extras is None:
-        extras = {"model_config.yaml": model_config_yaml(network).encode()}
+        extras = {"model_config.yaml": model_config_file(MODEL).encode()}
         extras |= {f"tokenizer/{name}": data for name, data in byte_tokenizer_files().items()}
     for name, content in extras.items():
         (beside / name).write_bytes(content)
@@ -138,7 +138,7 @@ def test_a_step_that_is_not_there_is_named(
 def test_a_run_without_a_tokenizer_generates_nothing_and_says_why(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    config = model_config_yaml(build_model(MODEL, seed=1)).encode()
+    config = model_config_file(MODEL).encode()
     make_run(tmp_path / "run", extras={"model_config.yaml": config})
     assert main(["generate", str(tmp_path / "run")]) == 2
     assert "has no tokenizer; set data.tokenizer" in capsys.readouterr().err

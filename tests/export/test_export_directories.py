@@ -19,7 +19,9 @@ from stream_pretrain.export.litgpt import export_litgpt
 from stream_pretrain.export.parity import sample_ids
 from stream_pretrain.export.trained_model import TrainedModel
 from stream_pretrain.model.architecture import Architecture
-from stream_pretrain.model.litgpt_model import build_model, is_tied
+from stream_pretrain.model.litgpt_definition import LitGPTDefinition
+from stream_pretrain.model.litgpt_model import is_tied
+from stream_pretrain.model.registry import build_model
 
 
 @pytest.fixture(params=[False, True], ids=["untied", "tied"])
@@ -122,7 +124,7 @@ def test_bfloat16_weights_stay_bfloat16(tmp_path: Path) -> None:
 def _changed(shape: str, **fields: object) -> TrainedModel:
     source = trained(shape)
     architecture = Architecture(fields={**source.architecture.fields, **fields}, tied=False)
-    return replace(source, architecture=architecture)
+    return replace(source, definition=LitGPTDefinition(architecture))
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,7 @@
-"""What each of two FSDP2 ranks does for the test beside it: build on the meta device, train a step,
-compare.
+"""One FSDP2 rank of `test_model_ranks`: build on the meta device, train, compare with one process.
 
-In: rank, world size, a file to meet at, an optimizer name. Out: exit code 0 where everything is as
-on one process.
+Arguments: rank, world size, a rendezvous file and an optimizer name. The exit code is 0 where
+everything is as in one process.
 """
 
 from __future__ import annotations
@@ -17,14 +16,10 @@ from model.shapes import SHAPES
 from torch import Tensor
 
 from stream_pretrain.config.sections import ModelConfig, OptimizerConfig
-from stream_pretrain.model.litgpt_model import (
-    ForwardSettings,
-    PretrainGPT,
-    build_model,
-    is_tied,
-    materialise,
-)
+from stream_pretrain.model.litgpt_model import PretrainGPT, is_tied
 from stream_pretrain.model.loss import token_loss
+from stream_pretrain.model.protocol import ForwardSettings
+from stream_pretrain.model.registry import build_model
 from stream_pretrain.optim.build_optimizer import build_optimizer
 from stream_pretrain.runtime.fsdp import BlockSharder
 
@@ -53,15 +48,16 @@ def whole(tensor: Any) -> Tensor:
     return full
 
 
-def main(rank: int, world_size: int, meeting: str, optimizer: str) -> None:
+def main(rank: int, world_size: int, rendezvous: str, optimizer: str) -> None:
     dist.init_process_group(
-        "gloo", init_method=f"file://{meeting}", rank=rank, world_size=world_size
+        "gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=world_size
     )
     section = OptimizerConfig(name=optimizer, lr=1e-2)
     sharded, alone = build("meta"), build("cpu")
     BlockSharder(world_size=world_size, group=world_size, device_type="cpu")(sharded, None)  # type: ignore[arg-type]
     sharded.to_empty(device="cpu")
-    materialise(sharded, seed=7)
+    sharded.reset_buffers()
+    sharded.init_weights(seed=7)
     assert is_tied(sharded)
     compare(sharded, alone, limit=0.0)
 
@@ -82,9 +78,9 @@ def main(rank: int, world_size: int, meeting: str, optimizer: str) -> None:
 
 def compare(sharded: PretrainGPT, alone: PretrainGPT, *, limit: float) -> None:
     expected = alone.state_dict()
-    found = sharded.state_dict()
-    assert list(found) == list(expected)
-    for name, tensor in found.items():
+    actual = sharded.state_dict()
+    assert list(actual) == list(expected)
+    for name, tensor in actual.items():
         difference = (whole(tensor) - expected[name]).abs().max().item()
         assert difference <= limit, f"{name} differs by {difference}"
 

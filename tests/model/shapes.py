@@ -1,4 +1,4 @@
-"""Tiny architectures, one or more of every family. In: nothing. Out: LitGPT `Config` fields."""
+"""LitGPT `Config` fields of tiny architectures, one or more of every Hugging Face family."""
 
 from __future__ import annotations
 

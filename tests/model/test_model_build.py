@@ -22,14 +22,11 @@ from stream_pretrain.model.architecture import resolve
 from stream_pretrain.model.hf_config import to_hugging_face
 from stream_pretrain.model.hf_state_dict import to_hugging_face_tensors
 from stream_pretrain.model.litgpt_model import (
-    ForwardSettings,
     PretrainGPT,
-    build_model,
     is_tied,
-    materialise,
-    model_config_yaml,
-    model_facts,
 )
+from stream_pretrain.model.protocol import ForwardSettings
+from stream_pretrain.model.registry import build_model, model_config_file, model_facts
 
 MOE = {**SHAPES["llama"], "mlp_class_name": "LLaMAMoE", "n_expert": 4, "n_expert_per_token": 2}
 MOE |= {"moe_intermediate_size": 24}
@@ -90,7 +87,8 @@ def test_the_meta_device_gives_the_same_weights(name: str, tied: bool) -> None:
     for module in network.modules():  # what Fabric does when it sets up a meta model
         if hasattr(module, "reset_parameters"):
             module.reset_parameters()
-    materialise(network, seed=1)
+    network.reset_buffers()
+    network.init_weights(seed=1)
     direct = build(ALL[name], tied=tied)
     assert same(network, direct)
     assert is_tied(network) is tied
@@ -103,7 +101,8 @@ def test_every_parameter_is_filled() -> None:
         network = build(fields, device="meta").to_empty(device="cpu")
         for parameter in network.parameters():
             parameter.data.fill_(math.nan)
-        materialise(network, seed=1)
+        network.reset_buffers()
+        network.init_weights(seed=1)
         assert not any(p.isnan().any() for p in network.parameters())
 
 
@@ -197,12 +196,13 @@ def test_the_written_config_builds_the_same_network() -> None:
     network = build(LLAMA, tied=True)
     import yaml
 
-    again = GPT(Config(**yaml.safe_load(model_config_yaml(network))))
+    text = model_config_file(ModelConfig(config=LLAMA, tie_embeddings=True))
+    again = GPT(Config(**yaml.safe_load(text)))
     assert again.state_dict().keys() == network.state_dict().keys()
 
 
 def test_storage_can_be_left_for_a_checkpoint_to_fill() -> None:
-    network = build(LLAMA, fill=False)
+    network = build(LLAMA, init_weights=False)
     assert not same(network, build(LLAMA))
     assert torch.equal(network.cos, build(LLAMA).cos)
 
@@ -263,7 +263,9 @@ def test_tables_in_older_files_are_ignored(tmp_path: Path) -> None:
 
 def test_a_litgpt_checkpoint_that_lacks_or_adds_a_weight_is_refused(tmp_path: Path) -> None:
     network = build(LLAMA)
-    (tmp_path / "model_config.yaml").write_text(model_config_yaml(network))
+    (tmp_path / "model_config.yaml").write_text(
+        model_config_file(ModelConfig(config=LLAMA, tie_embeddings=False))
+    )
     weights = network.state_dict()
     weights["extra"] = weights.pop("transformer.ln_f.weight")
     torch.save(weights, tmp_path / "lit_model.pth")

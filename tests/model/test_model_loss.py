@@ -11,8 +11,10 @@ from model.shapes import SHAPES
 from torch import Tensor, nn
 
 from stream_pretrain.config.sections import ModelConfig, OptimizerConfig
-from stream_pretrain.model.litgpt_model import ForwardSettings, PretrainGPT, build_model
+from stream_pretrain.model.litgpt_model import PretrainGPT
 from stream_pretrain.model.loss import IGNORED_TARGET, LossSums, loss_by_stream, token_loss
+from stream_pretrain.model.protocol import ForwardSettings
+from stream_pretrain.model.registry import build_model
 from stream_pretrain.optim.build_optimizer import build_optimizer
 
 
@@ -29,8 +31,8 @@ def batch(samples: int = 3, length: int = 20) -> tuple[Tensor, Tensor]:
 
 def gradients(model: nn.Module, sums: LossSums) -> dict[str, Tensor]:
     names, parameters = zip(*model.named_parameters(), strict=True)
-    found = torch.autograd.grad(sums.objective, parameters)
-    return dict(zip(names, found, strict=True))
+    values = torch.autograd.grad(sums.objective, parameters)
+    return dict(zip(names, values, strict=True))
 
 
 def test_the_loss_is_a_sum_of_cross_entropies_and_a_count() -> None:

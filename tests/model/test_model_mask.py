@@ -13,14 +13,16 @@ from torch.nn.attention.flex_attention import create_mask
 from stream_pretrain.config.sections import ComputeConfig, LossConfig, ModelConfig
 from stream_pretrain.errors import ConfigError
 from stream_pretrain.model import attention_mask as masks
-from stream_pretrain.model.attention_mask import attend, attention_mask, documents_of, positions_of
-from stream_pretrain.model.litgpt_model import (
-    ForwardSettings,
-    PretrainGPT,
-    build_model,
-    check_document_mask,
+from stream_pretrain.model.attention_mask import (
+    attention_mask,
+    document_ids,
+    document_positions,
+    masked_attention,
 )
+from stream_pretrain.model.litgpt_model import PretrainGPT
 from stream_pretrain.model.loss import token_loss
+from stream_pretrain.model.protocol import ForwardSettings, check_document_mask
+from stream_pretrain.model.registry import build_model
 
 EOS = 256
 CPU = torch.device("cpu")
@@ -45,10 +47,10 @@ def network(fields: dict[str, Any], *, apart: bool) -> PretrainGPT:
 
 
 def test_documents_and_positions_are_read_off_the_ids() -> None:
-    documents = documents_of(packed(), EOS)
+    documents = document_ids(packed(), EOS)
     assert documents.tolist() == [[0] * 3 + [1] * 8 + [2] * 2 + [3] + [4] * 4]
     expected = [*range(3), *range(8), *range(2), 0, *range(4)]
-    assert positions_of(documents).tolist() == [expected]
+    assert document_positions(documents).tolist() == [expected]
 
 
 @pytest.mark.parametrize("name", [*SHAPES, "latent"])
@@ -98,7 +100,7 @@ def test_each_sample_of_a_batch_has_its_own_documents() -> None:
 @pytest.mark.parametrize("window", [None, 3])
 @pytest.mark.parametrize("apart", [False, True])
 def test_the_block_mask_allows_what_the_dense_mask_allows(window: int | None, apart: bool) -> None:
-    documents = documents_of(packed(), EOS) if apart else None
+    documents = document_ids(packed(), EOS) if apart else None
     length = packed().size(1)
     block = masks._block_mask(length, CPU, documents, window)
     dense = create_mask(block.mask_mod, 1, None, length, length, device="cpu")
@@ -143,11 +145,11 @@ def test_a_document_mask_without_an_end_of_text_is_refused() -> None:
 def test_flex_attention_equals_dense_attention(softcap: float | None) -> None:
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(0, 20, (2, 256), generator=generator)
-    documents = documents_of(ids, 3)
+    documents = document_ids(ids, 3)
     q, k, v = (torch.randn(2, 4, 256, 16, generator=generator) for _ in range(3))
     block = masks._block_mask(256, CPU, documents, 40)
     dense = attention_mask(length=256, device=CPU, documents_BT=documents, window=40)
     with torch.no_grad():  # flex attention has no backward pass on a CPU
-        flex = attend(q, k, v, block, scale=0.25, softcap=softcap)
-        plain = attend(q, k, v, dense, scale=0.25, softcap=softcap)
+        flex = masked_attention(q, k, v, block, scale=0.25, softcap=softcap)
+        plain = masked_attention(q, k, v, dense, scale=0.25, softcap=softcap)
     assert torch.allclose(flex, plain, atol=1e-5)

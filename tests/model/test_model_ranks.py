@@ -1,5 +1,4 @@
-"""A model sharded over two ranks starts with the same weights and learns the same as one
-process."""
+"""A model sharded over two ranks starts with the same weights and learns as in one process."""
 
 from __future__ import annotations
 
@@ -17,13 +16,15 @@ def test_two_fsdp2_ranks_train_as_one_process_does(optimizer: str, tmp_path: Pat
     script = Path(__file__).with_name("model_ranks.py")
     environment = {
         **os.environ,
-        "PYTHONPATH": str(script.parent.parent),
+        "PYTHONPATH": os.pathsep.join(
+            [str(script.parent.parent), os.environ.get("PYTHONPATH", "")]
+        ),
         "OMP_NUM_THREADS": "1",
         "PYTHONWARNINGS": "default",
     }
     ranks = [
         subprocess.Popen(
-            [sys.executable, str(script), str(rank), "2", str(tmp_path / "meeting"), optimizer],
+            [sys.executable, str(script), str(rank), "2", str(tmp_path / "rendezvous"), optimizer],
             env=environment,
             stderr=subprocess.PIPE,
             text=True,

@@ -1,4 +1,4 @@
-"""Weights to go on from must belong to the data's ids."""
+"""Pretrained weights must be of a tokenizer with the data's ids."""
 
 from __future__ import annotations
 

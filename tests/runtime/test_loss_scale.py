@@ -17,7 +17,7 @@ from stream_pretrain.checkpoint.state import TrainState
 from stream_pretrain.config.sections import ModelConfig, OptimizerConfig
 from stream_pretrain.data.batch import Batch
 from stream_pretrain.errors import CheckpointError
-from stream_pretrain.model.litgpt_model import build_model
+from stream_pretrain.model.registry import build_model
 from stream_pretrain.optim.build_optimizer import build_optimizer
 from stream_pretrain.runtime.loss_scale import LossScale
 from stream_pretrain.runtime.step_sync import StepSync

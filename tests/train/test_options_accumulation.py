@@ -11,7 +11,7 @@ from lightning.fabric import Fabric
 
 from stream_pretrain.config.sections import ModelConfig, OptimizerConfig
 from stream_pretrain.data.batch import Batch
-from stream_pretrain.model.litgpt_model import build_model
+from stream_pretrain.model.registry import build_model
 from stream_pretrain.optim.build_optimizer import build_optimizer
 from stream_pretrain.runtime.step_sync import StepSync
 from stream_pretrain.schema import World

@@ -22,7 +22,7 @@ from convert.cli import main as convert
 from stream_pretrain.checkpoint.read_model import read_model_state
 from stream_pretrain.config.sections import ModelConfig
 from stream_pretrain.data.validation_set import ValidationSet
-from stream_pretrain.model.litgpt_model import build_model
+from stream_pretrain.model.registry import build_model
 from stream_pretrain.observe.jsonl import read_events
 from stream_pretrain.schema import Card, World
 from stream_pretrain.storage.store import open_store
